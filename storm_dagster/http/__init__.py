@@ -1,3 +1,4 @@
-"""Parts of the HTTP services of nimbus and supervisors: serving, guarding, log files,
-description.
+"""HTTP services of nimbus and supervisors.
+
+Server, guard, authentication, declared routes with their description, log files.
 """

@@ -1,12 +1,12 @@
 """Authentication of every request of a secured cluster, before any route.
 
-Without ``storm.secret`` and ``storm.tls.*`` nobody is asked anything, and the service is on
-loopback. With the secret, requests are signed with it, or carry a token made of it
+Without ``storm.secret`` and ``storm.tls.*`` the service admits every request, and listens on
+loopback only. With the secret, requests are signed with it, or carry a token made of it
 (``Authorization: Bearer``, or as the password of Basic, for browsers). With TLS, a client
 certificate of the cluster's authority names its user by its common name.
 
-A request that asks to act for another user (Storm's ``doAsUser``) is refused, whoever sends it and
-whether the cluster is secured or not.
+A request to act for another user (Storm's ``doAsUser``) is refused from every client, in a secured
+cluster and in an open one.
 """
 
 import hashlib
@@ -46,11 +46,11 @@ _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
 
 _OPEN = frozenset({"/healthz"})
-"""Asked by load balancers and by clients that search the leader; contains nothing about
+"""Read by load balancers and by clients that search the leader. The document does not name
 topologies.
 """
 _WORKERS = re.compile(r"/v1/topologies/[^/]+/events")
-"""Sent by workers, which have no secret: the route itself knows them by their start tokens."""
+"""Sent by workers, which have no secret: the route itself checks their start tokens."""
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 _TOPOLOGY = re.compile(
     r"(?:/v1)?/topologies/([^/]+)(/.*)?|/api/v1/topology/(?!summary$)([^/]+)(/.*)?"
@@ -58,7 +58,7 @@ _TOPOLOGY = re.compile(
 _SUBMIT = re.compile(r"/v1/(submit|runs/[^/]+|uploads(/.*)?)")
 _LIST = frozenset({"/v1/topologies", "/v1/operations", "/api/v1/topology/summary", "/"})
 _PAGE = re.compile(r"/|/hosts|/topologies/[^/]+(/placement|/graph\.svg)?")
-"""Pages of nimbus, for which a browser asks its user for a password."""
+"""Pages of nimbus, for which a browser prompts its user for a password."""
 _STATIC = re.compile(r"/static/[a-z]+\.(css|js)")
 """The same for every cluster."""
 _READ = re.compile(
@@ -75,8 +75,9 @@ TopologyConf = Callable[[str], Mapping[str, Any] | None]
 
 
 def groups_of(user: str) -> frozenset[str]:
-    """Groups of a user of this machine, by library calls and never by a command; empty for an
-    unknown user.
+    """Groups of a user of this machine; empty for an unknown user.
+
+    They come from library calls, never from a command.
     """
     import grp
     import pwd
@@ -87,27 +88,36 @@ def groups_of(user: str) -> frozenset[str]:
         numbers = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
     except (KeyError, OSError):
         return frozenset()
-    found: set[str] = set()
+    groups: set[str] = set()
     for number in numbers:
         with suppress(KeyError):
-            found.add(grp.getgrgid(number).gr_name)
-    return frozenset(found)
+            groups.add(grp.getgrgid(number).gr_name)
+    return frozenset(groups)
 
 
 def certificate_state(transport: Any) -> dict[str, Any]:
-    """State of a connection for the application: the common name of the client's certificate."""
+    """State of a connection: the common name of the client's certificate."""
     link = transport.get_extra_info("ssl_object")
     return {} if link is None else {_CERTIFICATE: _common_name(link.getpeercert())}
 
 
 def _common_name(certificate: Mapping[str, Any] | None) -> str | None:
-    subject = (certificate or {}).get("subject", ())
-    names = (str(value) for part in subject for key, value in part if key == "commonName")
-    return next(filter(_USER.fullmatch, names), None)
+    """The first common name that can be the name of a user."""
+    if certificate is None:
+        return None
+    for attributes in certificate.get("subject", ()):
+        for key, value in attributes:
+            name = str(value)
+            if key == "commonName" and _USER.fullmatch(name):
+                return name
+    return None
 
 
 def operation_of(method: str, path: str) -> tuple[Operation, str | None]:
-    """The operation of a request and its topology. Unknown requests are for administrators."""
+    """The operation of a request, and its topology if it is about one.
+
+    Unknown requests are for administrators.
+    """
     if method in ("GET", "HEAD") and path in _LIST:
         return "list", None
     if _SUBMIT.fullmatch(path):
@@ -118,7 +128,7 @@ def operation_of(method: str, path: str) -> tuple[Operation, str | None]:
 
 
 def allows(scope: str, method: str, path: str) -> bool:
-    """Whether a token of a scope other than ``admin`` may do this."""
+    """True if a token of a scope other than ``admin`` permits the request."""
     if scope == "metrics":
         return method in ("GET", "HEAD") and path == "/metrics"
     if method in ("GET", "HEAD") and (_READ.fullmatch(path) or _PAGE.fullmatch(path)):
@@ -127,13 +137,13 @@ def allows(scope: str, method: str, path: str) -> bool:
 
 
 def may_do_all(scope: Scope, conf: Mapping[str, Any]) -> bool:
-    """Whether a request is an administrator's, or of a cluster that asks nobody."""
+    """True if the caller is an administrator, or if the cluster is open to all."""
     caller = scope.get("state", {}).get(_STATE)
     return caller is None or is_admin(caller, conf)
 
 
 def _audited(send: Send, scope: Scope, caller: str) -> Send:
-    """``send`` that logs a change when it is answered as done."""
+    """Wrap ``send`` to log a change when its response is a success."""
     if scope["method"] in ("GET", "HEAD", "OPTIONS"):
         return send
 
@@ -196,8 +206,9 @@ class Authentication:
         )
 
     async def _admit(self, scope: Scope) -> Caller | None:
-        """Authenticated and authorized caller; ``None`` where the cluster or the path is open to
-        all.
+        """The authenticated and authorized caller.
+
+        ``None`` where the cluster or the path is open to all.
         """
         is_open = not self.administrators_only and _is_open(scope["method"], scope["path"])
         if is_open or not self._security.configured:
@@ -207,8 +218,8 @@ class Authentication:
         caller = self._identify(scope)
         _refuse_impersonation(scope, caller)
         limited = not is_admin(caller, self._conf)
-        # Also of an administrator: a pipelined request begins with what was set for the one
-        # before.
+        # Also for an administrator: a pipelined request begins with the values of the request
+        # before it.
         LIMITED_USER.set(caller.name if limited and caller.scope is None else None)
         REQUEST_USER.set(caller.name)
         if limited:
@@ -219,8 +230,8 @@ class Authentication:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = str((scope.get("client") or ("",))[0])
         certificate = (scope.get("state") or {}).get(_CERTIFICATE)
-        shown = headers.get(b"authorization", "")
-        if self._verifier is not None and shown.startswith("Storm "):
+        authorization = headers.get(b"authorization", "")
+        if self._verifier is not None and authorization.startswith("Storm "):
             query = scope["query_string"].decode()
             path = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
             about = about_content(
@@ -228,13 +239,14 @@ class Authentication:
                 for name, value in scope["headers"]
             )
             target = RequestHead(scope["method"], headers.get(b"host", ""), path, about)
-            scope.setdefault("state", {})[_BODY] = self._verifier.check(shown, target)
+            scope.setdefault("state", {})[_BODY] = self._verifier.check(authorization, target)
             return CLUSTER
-        if self._verifier is not None and (token := token_of_header(shown)) is not None:
-            granted, number = read_token(self._security.secrets, token)
-            if granted == "admin":
+        token = token_of_header(authorization)
+        if self._verifier is not None and token is not None:
+            token_scope, number = read_token(self._security.secrets, token)
+            if token_scope == "admin":
                 return CLUSTER
-            return Caller(f"token {number}", host=host, scope=granted)
+            return Caller(f"token {number}", host=host, scope=token_scope)
         if certificate is not None and self._security.ca is not None:
             return Caller(certificate, host=host, groups=groups_of(certificate))
         raise NotAuthenticated(
@@ -254,12 +266,10 @@ class Authentication:
                 )
             return
         operation, topology = operation_of(scope["method"], scope["path"])
-        authorize(
-            caller,
-            operation,
-            self._conf,
-            None if topology is None else self._topology_conf(topology),
-        )
+        topology_conf = None
+        if topology is not None:
+            topology_conf = self._topology_conf(topology)
+        authorize(caller, operation, self._conf, topology_conf)
 
     async def _refuse(
         self, error: StormDagsterError, scope: Scope, receive: Receive, send: Send
@@ -279,8 +289,9 @@ class Authentication:
 
 
 def _signed_body(receive: Receive, expected: str | None) -> Receive:
-    """``receive`` that ends a body whose hash is another than the signed one before anybody has
-    seen its end.
+    """Wrap ``receive`` to check the body against the hash that was signed.
+
+    A body with another hash raises :class:`NotAuthenticated` before the application gets its end.
     """
     if expected is None:
         return receive
@@ -300,7 +311,7 @@ def _signed_body(receive: Receive, expected: str | None) -> Receive:
 
 
 def _refuse_impersonation(scope: Scope, caller: Caller | None) -> None:
-    """Raise :class:`NotAuthorized` for a request with a header or a parameter ``doAsUser``."""
+    """Raise :class:`NotAuthorized` for a request with ``doAsUser``."""
     user = _user_to_act_for(scope)
     if user is None:
         return
@@ -312,7 +323,7 @@ def _refuse_impersonation(scope: Scope, caller: Caller | None) -> None:
 
 
 def _user_to_act_for(scope: Scope) -> str | None:
-    """User whom the request names in Storm's ``doAsUser``; one without a value names no user."""
+    """The user in Storm's header or parameter ``doAsUser``; ``None`` without a value."""
     for name, value in scope["headers"]:
         if name == b"doasuser" and value:
             return value.decode("latin-1")

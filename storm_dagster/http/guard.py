@@ -1,12 +1,11 @@
-"""Guard of every request: hosts and origins that may use a service on loopback, counting, headers
-for browsers.
+"""Guard of requests against other sites; counts of requests; browsers' headers.
 
 A page of another site may make a browser send requests here (CSRF), or make its own name resolve to
-this machine (DNS rebinding). So the name in ``Host`` must be ours or an address literal, which no
-other site can forge; the ``Origin`` of a page must be this very service; and a browser that sends
-``Sec-Fetch-Site: cross-site`` may only follow a link to a page that changes nothing. No answer
-carries a CORS header and none is JSONP, so that a other sites read nothing either. An answer may
-have a content security policy of its own.
+this machine (DNS rebinding). So the name in ``Host`` must be a name of this service or an address
+literal, which no other site can forge. The ``Origin`` of a page must be this very service. A browser
+that sends ``Sec-Fetch-Site: cross-site`` can only follow a link, by a request that changes no state.
+No response has a CORS header and none is JSONP, so that other sites cannot read responses either. A
+response may have its own content security policy.
 """
 
 import ipaddress
@@ -41,22 +40,21 @@ _BROWSER_HEADERS = (
 
 
 def allowed_hosts(configured: Iterable[str]) -> frozenset[str]:
-    """Host names under which the service may be addressed: the configured ones, this machine's,
-    localhost.
-    """
+    """Host names of the service: the configured ones, this machine's, localhost."""
     return frozenset({"localhost", socket.gethostname().lower(), *map(str.lower, configured)})
 
 
 def host_of(authority: str) -> str:
-    """The host in ``host:port`` or ``[v6]:port``, in lower case; ``""`` when it is none."""
+    """The host in ``host:port`` or ``[v6]:port``, in lower case; ``""`` if invalid."""
     try:
         return (urlsplit(f"//{authority}").hostname or "").lower()
     except ValueError:
         return ""
 
 
-def _is_known(host: str, known: frozenset[str]) -> bool:
-    if host in known:
+def _is_own_name(host: str, own_names: frozenset[str]) -> bool:
+    """True for a name of this service and for an address literal."""
+    if host in own_names:
         return True
     try:
         ipaddress.ip_address(host)
@@ -67,15 +65,15 @@ def _is_known(host: str, known: frozenset[str]) -> bool:
 
 def _same_origin(origin: str, scheme: str, authority: str) -> bool:
     try:
-        found = urlsplit(origin)
-        return (found.scheme, found.netloc.lower()) == (scheme, authority.lower())
+        parts = urlsplit(origin)
+        return (parts.scheme, parts.netloc.lower()) == (scheme, authority.lower())
     except ValueError:
         return False
 
 
 @dataclass(eq=False, repr=False)
 class Guard:
-    """Refuses requests that another site makes a browser send, and counts all others."""
+    """Middleware that refuses requests of other sites, and counts all requests."""
 
     _app: ASGIApp
     _: KW_ONLY
@@ -91,13 +89,12 @@ class Guard:
         """One request."""
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
         if scope["type"] == "websocket":
-            # Its page must be ours, too: no browser asks this server whether another one may open
-            # it.
-            refused = (
-                self._refusal("CONNECT", scope.get("scheme", "ws").replace("ws", "http"), headers)
-                is not None
-            )
-            await (refuse_websocket(send) if refused else self._app(scope, receive, send))
+            # Its page must be of this service, too: browsers open a WebSocket to any server.
+            scheme = scope.get("scheme", "ws").replace("ws", "http")
+            if self._refusal("CONNECT", scheme, headers) is None:
+                await self._app(scope, receive, send)
+            else:
+                await refuse_websocket(send)
             return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -110,11 +107,12 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = {name for name, _ in message["headers"]}
-                message["headers"] = [
-                    *message["headers"],
-                    *(one for one in self.headers if one[0] not in own),
-                ]
+                headers_of_response = list(message["headers"])
+                own_names = {name for name, _ in headers_of_response}
+                for name, value in self.headers:
+                    if name not in own_names:
+                        headers_of_response.append((name, value))
+                message["headers"] = headers_of_response
             await send(message)
 
         try:
@@ -132,14 +130,14 @@ class Guard:
     ) -> InvalidRequest | None:
         authority = headers.get(b"host", "")
         host = host_of(authority)
-        if not _is_known(host, self.hosts):
+        if not _is_own_name(host, self.hosts):
             return InvalidRequest(
                 f"this service is not called {host!r:.100}: use its address, or set storm.local.hostname to that name"
             )
         origin = headers.get(b"origin")
         if origin is not None and not _same_origin(origin, scheme, authority):
             return InvalidRequest(f"requests of pages from {origin!r:.100} are refused")
-        followed = headers.get(b"sec-fetch-mode") == "navigate" and method in _SAFE
-        if headers.get(b"sec-fetch-site") in ("cross-site", "same-site") and not followed:
+        is_link = headers.get(b"sec-fetch-mode") == "navigate" and method in _SAFE
+        if headers.get(b"sec-fetch-site") in ("cross-site", "same-site") and not is_link:
             return InvalidRequest("requests that a browser makes for another site are refused")
         return None

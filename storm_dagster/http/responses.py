@@ -1,6 +1,6 @@
-"""Query parameters, read strictly; errors as JSON documents, endpoints that are plain functions,
-and bodies that are files: sent with ranges, a chunk at a time, and never to a reader that takes
-nothing.
+"""Strict query parameters, error documents, and files with ranges.
+
+Files are sent a chunk at a time. A reader that does not take the chunks is dropped.
 """
 
 import asyncio
@@ -29,20 +29,21 @@ from storm_dagster.model.errors import (
 _INT = re.compile(r"-?[0-9]{1,18}")
 
 
-def query_text(request: Request, name: str, longest: int = 4096) -> str | None:
-    """The query parameter, ``None`` when it is absent or empty; :class:`InvalidRequest` when it is
-    too long.
+def query_text(request: Request, name: str, max_characters: int = 4096) -> str | None:
+    """The query parameter, ``None`` when it is absent or empty.
+
+    :class:`InvalidRequest` when it has more than ``max_characters``.
     """
     value = request.query_params.get(name)
-    if value is not None and len(value) > longest:
+    if value is not None and len(value) > max_characters:
         raise InvalidRequest(
-            f"parameter {name} has {len(value)} characters: at most {longest} are allowed"
+            f"parameter {name} has {len(value)} characters: at most {max_characters} are allowed"
         )
     return value or None
 
 
 def query_int(request: Request, name: str, default: int | None = None) -> int | None:
-    """The parameter as a whole number; :class:`InvalidRequest` when it is none."""
+    """The parameter as a whole number; :class:`InvalidRequest` for other text."""
     value = query_text(request, name)
     if value is None:
         return default
@@ -52,8 +53,9 @@ def query_int(request: Request, name: str, default: int | None = None) -> int | 
 
 
 def query_flag(request: Request, name: str) -> bool:
-    """Whether the parameter is ``1`` or ``true``; :class:`InvalidRequest` unless it is one of
-    these, 0 or false.
+    """True if the parameter is ``1`` or ``true``; false for ``0``, ``false`` or none.
+
+    :class:`InvalidRequest` for other text.
     """
     return query_word(request, name, ("false", "true", "0", "1"), "false") in ("true", "1")
 
@@ -72,11 +74,12 @@ _log = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _T = TypeVar("_T")
-MOST_JSON_BYTES = 1 << 20
+MAX_JSON_BYTES = 1 << 20
 """Largest JSON body of a request."""
 _BODY_SECS = 10.0
-"""Longest time that the whole of it may take."""
-_MOST_READS = 16
+"""Longest time that the whole of it can take."""
+_MAX_READS = 16
+"""Reads in progress at the same time."""
 _reads: RunVar[CapacityLimiter] = RunVar("storm_dagster_reads")
 
 
@@ -103,7 +106,7 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    # The stack goes to the log only: it may hold what a caller must not see.
+    # The stack goes to the log only: it may contain data that a caller must not see.
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(StormDagsterError("the service failed to answer: see its log"))
 
@@ -116,20 +119,24 @@ EXCEPTION_HANDLERS: dict[Any, Any] = {
 
 
 async def bounded_json(request: Request) -> dict[str, Any]:
-    """The request's body as a JSON map of at most 1 MiB; an empty body is an empty map."""
+    """The request's body as a JSON map; an empty body is an empty map.
+
+    :class:`InvalidRequest` for a body of more than 1 MiB, one that does not arrive within 10 s, and
+    one that is not a JSON map.
+    """
     raw = bytearray()
     try:
         stream = request.stream()
         deadline = time.monotonic() + _BODY_SECS
-        while (
-            chunk := await asyncio.wait_for(
-                anext(stream, None), max(0.0, deadline - time.monotonic())
-            )
-        ) is not None:
+        while True:
+            remaining_secs = max(0.0, deadline - time.monotonic())
+            chunk = await asyncio.wait_for(anext(stream, None), remaining_secs)
+            if chunk is None:
+                break
             raw += chunk
-            if len(raw) > MOST_JSON_BYTES:
+            if len(raw) > MAX_JSON_BYTES:
                 raise InvalidRequest(
-                    f"the request's body is larger than {MOST_JSON_BYTES} bytes: send less"
+                    f"the request's body is larger than {MAX_JSON_BYTES} bytes: send less"
                 )
     except (TimeoutError, asyncio.TimeoutError, ClientDisconnect):
         raise InvalidRequest("the request's body did not arrive: send it again") from None
@@ -149,13 +156,13 @@ async def bounded_json(request: Request) -> dict[str, Any]:
 async def run_read(function: Callable[..., _T], *args: Any) -> _T:
     """Run a blocking read in a thread, at most 16 at once.
 
-    Changes have threads of their own (``run_in_threadpool``): however many pages wait for a
-    topology master, ``kill`` waits for none of them.
+    Changes have their own threads (``run_in_threadpool``): ``kill`` does not wait for pages, however
+    many of these wait for a topology master.
     """
     try:
         limiter = _reads.get()
     except LookupError:
-        limiter = CapacityLimiter(_MOST_READS)
+        limiter = CapacityLimiter(_MAX_READS)
         _reads.set(limiter)
     return await to_thread.run_sync(function, *args, limiter=limiter)
 
@@ -164,10 +171,10 @@ _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
 
 
 def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """(first, last) byte of a single range of the header ``Range``; ``None`` for the whole content.
+    """(first, last) byte of the range in the header ``Range``.
 
-    A header that is no single byte range is ignored, as RFC 9110 allows; ``ValueError`` for one
-    that lies outside of the content (status 416).
+    ``None`` for the whole content. A header that is not a single byte range is ignored, as RFC 9110
+    allows. ``ValueError`` for a range that lies outside of the content (status 416).
     """
     match = _RANGE.fullmatch(header.strip()) if header else None
     if match is None or (not match["first"] and not match["last"]):
@@ -185,11 +192,11 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 class StreamResponse(Response):
-    """``size`` bytes of an open file, or the range of them that the request asks for; the file is
-    closed at the end.
+    """``size`` bytes of an open file, or the range of them that the request names.
 
-    ``tag`` is an ETag: ``If-None-Match`` is answered with 304, ``If-Range`` of another content with
-    all of it. A reader that takes nothing for ``idle_secs`` is dropped.
+    The file is closed at the end. ``tag`` is an ETag: ``If-None-Match`` is answered with 304,
+    ``If-Range`` of another content with all of it. A reader that takes no chunk for ``idle_secs`` is
+    dropped.
     """
 
     def __init__(
@@ -207,21 +214,27 @@ class StreamResponse(Response):
         if tag is not None:
             fields["ETag"] = tag
         status = 200
-        first, last = 0, size - 1
+        first = 0
+        length = size
         if tag is not None and tag in request.headers.get("if-none-match", ""):
-            status, last = 304, -1
+            status = 304
+            length = 0
         else:
-            same = request.headers.get("if-range", tag) == tag
+            is_same_content = request.headers.get("if-range", tag) == tag
+            range_header = request.headers.get("range") if is_same_content else None
             try:
-                chosen = parse_range(request.headers.get("range") if same else None, size)
+                byte_range = parse_range(range_header, size)
             except ValueError:
-                status, last = 416, -1
+                status = 416
+                length = 0
                 fields["Content-Range"] = f"bytes */{size}"
             else:
-                if chosen is not None:
-                    status, (first, last) = 206, chosen
+                if byte_range is not None:
+                    status = 206
+                    first, last = byte_range
+                    length = last - first + 1
                     fields["Content-Range"] = f"bytes {first}-{last}/{size}"
-        self._length = max(0, last - first + 1)
+        self._length = length
         if status != 304:
             fields["Content-Length"] = str(self._length)
         super().__init__(status_code=status, headers=fields)
@@ -232,32 +245,32 @@ class StreamResponse(Response):
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, a chunk at a time."""
+        """Send the content, a chunk at a time."""
 
-        async def patiently(message: Any) -> None:
+        async def send_in_time(message: Any) -> None:
             await asyncio.wait_for(send(message), self._idle_secs)
 
         try:
-            await patiently(
+            await send_in_time(
                 {
                     "type": "http.response.start",
                     "status": self.status_code,
                     "headers": self.raw_headers,
                 }
             )
-            left = self._length if self._request.method != "HEAD" else 0
+            unsent = self._length if self._request.method != "HEAD" else 0
             await run_in_threadpool(self._stream.seek, self._first)
-            # The server takes what is sent to a peer that has left.
-            while left > 0 and not await self._request.is_disconnected():
-                chunk = await run_in_threadpool(self._stream.read, min(self._chunk, left))
+            # The server accepts chunks for a peer that has disconnected.
+            while unsent > 0 and not await self._request.is_disconnected():
+                chunk = await run_in_threadpool(self._stream.read, min(self._chunk, unsent))
                 if not chunk:
                     raise OSError("the content is shorter than announced")
-                left -= len(chunk)
-                await patiently(
-                    {"type": "http.response.body", "body": chunk, "more_body": left > 0}
+                unsent -= len(chunk)
+                await send_in_time(
+                    {"type": "http.response.body", "body": chunk, "more_body": unsent > 0}
                 )
             if self._request.method == "HEAD" or self._length == 0:
-                await patiently({"type": "http.response.body", "body": b"", "more_body": False})
+                await send_in_time({"type": "http.response.body", "body": b"", "more_body": False})
         except (TimeoutError, asyncio.TimeoutError):
             # Leaving without the last chunk makes the server close the connection.
             raise ConnectionAbortedError(

@@ -1,6 +1,4 @@
-"""Listening sockets, and a server of an application on one, in a thread, bounded against slow and
-invalid clients.
-"""
+"""HTTP servers in a thread, with bounds against slow and invalid clients."""
 
 import asyncio
 import contextlib
@@ -24,13 +22,30 @@ from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.security.peers import is_own_peer
 
+_log = logging.getLogger(__name__)
+_CHECK_SECS = 5.0
+"""Interval between checks of the announced name."""
+_MAX_CONNECTIONS = 512
+_MAX_SECURED = 192
+"""Connections over TLS, where each has buffers of 256 KiB; handshakes count."""
+_HEAD_SECS = 10.0
+"""Longest time that a connection can take to send a request's head, or to receive the end of a
+response.
+"""
+_MAX_HEAD_BYTES = 64 * 1024
+_MAX_QUEUED = 16
+"""Requests of one connection that wait for their turn."""
+
 
 def listen(host: str, port: int, key: str) -> socket.socket:
-    """A listening socket; :class:`Unavailable` names a port that is taken, and its conf key."""
+    """A listening socket of that address; ``key`` is the conf key of the port.
+
+    :class:`Unavailable` names a port that is in use, and its conf key.
+    """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Of its connections too: the body of an answer would wait 40 ms until the client confirms
+        # Connections inherit it: the body of a response would wait 40 ms until the client confirms
         # the head.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
@@ -46,35 +61,32 @@ def listen(host: str, port: int, key: str) -> socket.socket:
     return listener
 
 
-_CHECK_SECS = 5.0
-
-
 class AnnouncedName:
-    """Compares what ``host`` resolves to with ``listener``, which stays where it was bound."""
+    """Check that ``host`` still resolves to the address of ``listener``."""
 
     def __init__(self, host: str, listener: socket.socket) -> None:
         self._host = host
         self._bound = str(listener.getsockname()[0])
         self.failure: Unavailable | None = None
+        """The error of the check that failed."""
 
     def check(self) -> None:
-        """:class:`Unavailable` when the name resolves, and to other addresses only."""
+        """Raise :class:`Unavailable` when the name resolves to other addresses only."""
         try:
-            found = {
-                str(info[4][0])
-                for info in socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
-            }
+            infos = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
         except OSError:
-            return  # A resolver that is away says nothing about this host.
-        if self._bound not in found:
+            return  # An unavailable resolver is not a reason to stop the daemon.
+        addresses = {str(info[4][0]) for info in infos}
+        if self._bound not in addresses:
             raise Unavailable(
-                f"{self._host} (storm.local.hostname) is now {', '.join(sorted(found))}, and this daemon listens on "
+                f"{self._host} (storm.local.hostname) is now {', '.join(sorted(addresses))}, and this daemon listens on "
                 f"{self._bound}, where nobody looks for it: start it again"
             )
 
     def run(self, ended: threading.Event, stop: threading.Event) -> None:
-        """Check every few seconds until ``ended``; sets ``stop``, with :attr:`failure`, when the
-        name has moved.
+        """Check every few seconds until ``ended``.
+
+        Sets :attr:`failure` and then ``stop`` when the name resolves to other addresses.
         """
         while not ended.wait(_CHECK_SECS):
             try:
@@ -85,33 +97,21 @@ class AnnouncedName:
                 return
 
 
-_log = logging.getLogger(__name__)
-_MOST_CONNECTIONS = 512
-_MOST_SECURED = 192
-"""Over TLS, where each has buffers of 256 KiB; handshakes count."""
-_HEAD_SECS = 10.0
-"""Longest time that a connection may take to bring a request's head, or to take the end of an
-answer.
-"""
-_MOST_HEAD_BYTES = 64 * 1024
-_MOST_QUEUED = 16
-
 _Base: Any = AutoHTTPProtocol
 
 
 class _BoundedProtocol(_Base):
-    """A connection that is dropped when no request comes whole: neither silence nor drops of a head
-    keep it.
+    """A connection that is dropped when a head does not arrive in time.
 
-    Bodies have limits of their own, where they are read. A connection that became a WebSocket is no
-    longer ours.
+    Single bytes of a head do not extend the time. Bodies have their own limits, where they are read.
+    A connection that became a WebSocket is no longer bounded here.
     """
 
     own_user_only = False
     tls: ssl.SSLContext | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """A peer connected."""
+        """Begin a connection, and drop another one if there are too many."""
         super().connection_made(transport)
         if self.own_user_only and not is_own_peer(
             transport.get_extra_info("sockname"), transport.get_extra_info("peername")
@@ -125,12 +125,13 @@ class _BoundedProtocol(_Base):
         self._schedule_check()
         self._early: bytes | None = None
         if self.tls is not None:
-            # Begun here and not by the server, which would show a connection to no limit before its
-            # handshake.
+            # Begun here and not by the server: it would count a connection only after its handshake.
             self._early = b""
             self._handshake = self.loop.create_task(self._secure(transport))
-        if len(self.connections) > (_MOST_CONNECTIONS if self.tls is None else _MOST_SECURED):
-            # At once: it is told in a later turn of the loop, and several may come in this one.
+        max_connections = _MAX_CONNECTIONS if self.tls is None else _MAX_SECURED
+        if len(self.connections) > max_connections:
+            # Removed here: connection_lost runs in a later turn of the loop, and several connections
+            # may begin in this turn.
             victim = _least_deserving(self.connections)
             self.connections.discard(victim)
             victim.transport.abort()
@@ -149,40 +150,41 @@ class _BoundedProtocol(_Base):
             return
         super().connection_made(secured)
         self.app_state = {**self.app_state, **certificate_state(secured)}
-        # What came with the end of the handshake.
-        early, self._early = self._early, None
-        if early:
-            self.data_received(early)
+        # Bytes that arrived with the end of the handshake.
+        early_data = self._early
+        self._early = None
+        if early_data:
+            self.data_received(early_data)
 
     @property
     def _waiting(self) -> bool:
-        """Whether no request is in progress."""
+        """True if no request is in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection ended."""
+        """End the connection."""
         self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a head or a body."""
+        """Receive bytes of a head or a body."""
         if self._early is not None:
             self._early += data
             return
         cycle = self.cycle
         if cycle is None or (cycle.response_complete and not cycle.more_body):
-            if self._head_bytes > _MOST_HEAD_BYTES:
+            if self._head_bytes > _MAX_HEAD_BYTES:
                 self.transport.abort()
                 return
             self._head_bytes += len(data)
         super().data_received(data)
-        # It begins a request whenever one ends, and would queue all that one peer sends without
-        # waiting for answers.
-        if len(getattr(self, "pipeline", ())) > _MOST_QUEUED:
+        # The base begins a request when the one before it ends. It would queue all requests of a peer
+        # that does not wait for responses.
+        if len(getattr(self, "pipeline", ())) > _MAX_QUEUED:
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """An answer was given out; the next head begins."""
+        """End a response; the next head begins."""
         self._head_bytes = 0
         self._idle_since = time.monotonic()
         super().on_response_complete()
@@ -200,31 +202,35 @@ class _BoundedProtocol(_Base):
 
 
 def _least_deserving(connections: Collection[Any]) -> Any:
-    """Of the peer with the most connections the one that is idle for longest, else the oldest."""
+    """The longest idle connection of the peer with the most connections.
+
+    If that peer has no idle connection, its oldest one.
+    """
     now = time.monotonic()
-    connections = [
-        connection for connection in connections if isinstance(connection, _BoundedProtocol)
-    ]
-    ((greedy, most),) = Counter(
-        (connection.client or ("",))[0] for connection in connections
-    ).most_common(1)
-    theirs = [
-        connection
-        for connection in connections
-        if most == 1 or (connection.client or ("",))[0] == greedy
-    ]
-    return min(
-        theirs,
-        key=lambda one: (not (one._waiting and now - one._idle_since > 1.0), one._idle_since),
-    )
+    bounded = [connection for connection in connections if isinstance(connection, _BoundedProtocol)]
+    connections_by_peer = Counter(_peer_of(connection) for connection in bounded)
+    ((largest_peer, count),) = connections_by_peer.most_common(1)
+    candidates = bounded
+    if count > 1:
+        candidates = [connection for connection in bounded if _peer_of(connection) == largest_peer]
+
+    def rank(connection: Any) -> tuple[bool, float]:
+        is_idle = connection._waiting and now - connection._idle_since > 1.0
+        return not is_idle, connection._idle_since
+
+    return min(candidates, key=rank)
+
+
+def _peer_of(connection: Any) -> str:
+    """Address of the client of a connection."""
+    return (connection.client or ("",))[0]
 
 
 def _until_disconnect(app: ASGIApp) -> ASGIApp:
-    """The application without the error of a peer that leaves in the middle of its request: nobody
-    waits for an answer.
+    """End a request without an error when its peer disconnects.
 
-    Its traceback in the log would cost more than the request, and any peer could ask for as many as
-    it likes.
+    No client waits for the response. A traceback in the log would cost more than the request, and any
+    peer could cause as many as it likes.
     """
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -235,9 +241,9 @@ def _until_disconnect(app: ASGIApp) -> ASGIApp:
 
 
 class HttpService:
-    """Serves an application on an open socket in a thread of its own, over TLS with ``tls``.
+    """Server of an application on an open socket, in its own thread.
 
-    With ``own_user_only`` connections of other users of this machine are dropped.
+    It serves over TLS if it has ``tls``. With ``own_user_only`` connections of other users of this machine are dropped.
     """
 
     def __init__(
@@ -252,7 +258,7 @@ class HttpService:
     ) -> None:
         config = uvicorn.Config(
             _until_disconnect(app),
-            # uvloop may read the beginning of a handshake before it is told that there is one.
+            # uvloop may read the beginning of a handshake before ``start_tls`` is called.
             loop="asyncio",
             http=type(
                 "_Connection", (_BoundedProtocol,), {"own_user_only": own_user_only, "tls": tls}
@@ -262,7 +268,7 @@ class HttpService:
             log_config=None,
             access_log=False,
             server_header=False,
-            # Whoever is on loopback could otherwise name any address as its own.
+            # Otherwise a client on loopback could claim any address.
             proxy_headers=False,
             lifespan="off",
             timeout_keep_alive=5,
@@ -280,7 +286,7 @@ class HttpService:
             _log.exception("the HTTP service ended")
 
     def start(self, timeout: float = 10.0) -> None:
-        """Begin to serve; :class:`Unavailable` when that does not happen in time."""
+        """Start to serve; :class:`Unavailable` when the server does not start in time."""
         self._thread.start()
         poll(
             lambda: self._server.started or not self._thread.is_alive(), timeout=timeout, pause=0.01
@@ -290,7 +296,7 @@ class HttpService:
             raise Unavailable(f"the HTTP service {self._name} did not start: see the daemon's log")
 
     def stop(self) -> None:
-        """End within a few seconds; requests in progress get three."""
+        """Stop within a few seconds; requests in progress get three."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(timeout=5)

@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     }
     routes = LogRoutes(logs, lambda port: f"stacks of {port}\n", conf)
     api = HttpApi("logs", "1")
-    routes.add_to(api)
+    api.add(routes)
     table = api.routes()
     app = Starlette(routes=table, exception_handlers=EXCEPTION_HANDLERS)
     listener = listen("127.0.0.1", 0, "test")

@@ -67,7 +67,7 @@ def storm_rest(nimbus: Nimbus, reader: ClusterReader) -> Any:
                 at = f"{topology}?window={window}&sys={sys}"
                 found[f"metrics/{at}"] = pages.metrics(topology, window, sys)
                 found[f"visualization/{at}"] = visualization(reader, topology, window, sys)
-        found[f"workers/{topology}"] = pages.workers(topology)
+        found[f"workers/{topology}"] = cluster.topology_workers(topology)
         found[f"lag/{topology}"] = pages.lag(topology)
         found[f"errors/{topology}"] = pages.errors(topology)
     for component in ("count", "orders", "price", "__acker"):

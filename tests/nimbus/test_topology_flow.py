@@ -39,7 +39,7 @@ def flow(count: int, stats: dict[str, Any] | None, code: Runnable | None = None)
 
 def test_a_large_topology_is_drawn_around_its_worst_component() -> None:
     found = flow(50, measured(50, c20={"waiting": 900.0, "capacity": 0.7}, c30={"waiting": 3.0}))
-    assert found.narrowed("") == "c20" and found.narrowed("c40") == "c40"
+    assert found.center("") == "c20" and found.center("c40") == "c40"
     svg = found.picture("", lambda name: f"?focus={name}")
     assert [name for name in found.rows if f">{name}<" in svg] == [
         "c18",
@@ -48,7 +48,7 @@ def test_a_large_topology_is_drawn_around_its_worst_component() -> None:
         "c21",
         "c22",
     ]
-    assert flow(40, measured(40)).narrowed("") == "", "all of it is drawn"
+    assert flow(40, measured(40)).center("") == "", "all of it is drawn"
 
 
 def test_components_are_sorted_by_what_is_asked_for() -> None:

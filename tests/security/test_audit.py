@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from storm_dagster.http.authentication import Authentication, may_do_all
 from storm_dagster.model.errors import KeyNotFound
-from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
+from storm_dagster.nimbus.http.blob_routes import BlobRoutes
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.service import Dispatcher, ThriftPeer
 from storm_dagster.security.settings import Security
@@ -101,7 +101,7 @@ async def test_a_limited_caller_copies_no_archive_by_its_hash() -> None:
         put_content=lambda key, sha256, terms: copied.append(key) or ("meta", 1)
     )
     conf: Any = SimpleNamespace(values={"nimbus.admins": ["ann"]})
-    endpoints = BlobEndpoints.__new__(BlobEndpoints)
+    endpoints = BlobRoutes.__new__(BlobRoutes)
     endpoints._nimbus = SimpleNamespace(blobs=blobs, conf=conf)  # type: ignore[assignment]
 
     async def put(name: str | None) -> None:

@@ -1,6 +1,4 @@
-"""One page of a log, by position and size, whatever the size of the file; and the text of
-stacks.
-"""
+"""Pages of a log by position and size, in bounded memory, and the text of stacks."""
 
 import codecs
 import os
@@ -11,7 +9,7 @@ from storm_dagster.model.errors import InvalidRequest
 
 PAGE_BYTES = 131_072
 """JStorm's ``log.page.size``."""
-LONGEST_PAGE = 1 << 20
+MAX_PAGE_BYTES = 1 << 20
 _ENCODINGS = frozenset(
     {
         "utf-8",
@@ -35,42 +33,46 @@ class RangeNotSatisfiable(InvalidRequest):
 
 
 def check_encoding(name: str | None) -> str:
-    """The codec of that name, one of a few that only decode text; :class:`InvalidRequest` for any
-    other.
+    """The name of a codec that decodes text; by default UTF-8.
+
+    :class:`InvalidRequest` for a codec that is not in the list.
     """
     try:
-        found = codecs.lookup(name or "utf-8").name
+        codec = codecs.lookup(name or "utf-8").name
     except (LookupError, ValueError):
-        found = ""
-    if found not in _ENCODINGS:
+        codec = ""
+    if codec not in _ENCODINGS:
         raise InvalidRequest(
             f"encoding {name!r:.40} is unknown: use one of {', '.join(sorted(_ENCODINGS))}"
         )
-    return found
+    return codec
 
 
 def page_bounds(size: int, position: int | None, length: int | None) -> tuple[int, int]:
-    """(first byte, number of bytes). Without a position it is the end of the file, as in JStorm.
+    """(first byte, number of bytes) of a page.
 
-    A length of more than 1 MiB is cut to that. :class:`InvalidRequest` for negative numbers,
+    Without a position it is the end of the file, as in JStorm. A length of more than 1 MiB is cut to that. :class:`InvalidRequest` for negative numbers,
     :class:`RangeNotSatisfiable` for a position after the end.
     """
     if length is not None and length < 1:
         raise InvalidRequest(f"size must be at least 1, got {length}")
     if position is not None and position < 0:
         raise InvalidRequest(f"pos must be at least 0, got {position}")
-    wanted = min(length or PAGE_BYTES, LONGEST_PAGE)
+    page_bytes = min(length or PAGE_BYTES, MAX_PAGE_BYTES)
     if position is None:
-        position = max(0, size - wanted)
+        position = max(0, size - page_bytes)
     if position > size:
         raise RangeNotSatisfiable(f"the log has {size} bytes: ask for a position of at most that")
-    return position, min(wanted, size - position)
+    return position, min(page_bytes, size - position)
 
 
 def read_page(stream: BinaryIO, position: int, length: int) -> bytes:
-    """The bytes there; fewer when the file was truncated meanwhile."""
+    """Bytes of the file from a position on; fewer if the file was truncated."""
     parts: list[bytes] = []
-    while length > 0 and (part := os.pread(stream.fileno(), length, position)):
+    while length > 0:
+        part = os.pread(stream.fileno(), length, position)
+        if not part:
+            break
         parts.append(part)
         position += len(part)
         length -= len(part)
@@ -78,19 +80,29 @@ def read_page(stream: BinaryIO, position: int, length: int) -> bytes:
 
 
 def whole_characters(raw: bytes, encoding: str, *, cut_before: bool) -> str:
-    """Text of a page: characters that the page's ends cut are left out, bytes that are none become
-    U+FFFD.
+    """Text of a page, without the characters that the ends of the page cut.
+
+    Bytes that are not a character become U+FFFD. ``cut_before``: the page does not begin at the
+    beginning of the file.
     """
     if encoding == "utf-8":
         if cut_before:
-            skip = next((index for index, byte in enumerate(raw[:3]) if byte & 0xC0 != 0x80), 0)
-            raw = raw[skip:]
+            raw = raw[_cut_bytes(raw) :]
         return codecs.getincrementaldecoder("utf-8")("replace").decode(raw, final=False)
     return raw.decode(encoding, "replace")
 
 
+def _cut_bytes(raw: bytes) -> int:
+    """Number of bytes at the beginning that continue a UTF-8 character; 0 if invalid."""
+    for index, byte in enumerate(raw[:3]):
+        is_continuation = byte & 0xC0 == 0x80
+        if not is_continuation:
+            return index
+    return 0
+
+
 def stacks_text(header: str, stacks: Mapping[str, Sequence[str]] | None, problem: str = "") -> str:
-    """One worker's block; ``problem`` is the reason for no stacks."""
+    """Text of one worker's stacks; ``problem`` is the reason for no stacks."""
     lines = ["=" * 80, header, "=" * 80]
     if stacks is None:
         return "\n".join([*lines, problem, ""]) + "\n"

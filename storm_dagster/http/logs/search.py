@@ -1,4 +1,4 @@
-"""Search in a log: plain text, in linear time, with a budget for each request."""
+"""Search for plain text in a log, in linear time, with a budget for each request."""
 
 import os
 import time
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 BLOCK = 131_072
-MOST_BLOCKS = 1024
-"""Blocks that one request reads at most, as in JStorm: 128 MiB. ``next_offset`` is where to go
-on.
+MAX_BLOCKS = 1024
+"""Blocks that one request reads at most, as in JStorm: 128 MiB. The next request continues at
+``next_offset``.
 """
 _SECS = 2.0
 """Longest time that one request searches, seconds."""
-_LONGEST_CONTEXT = 64 * 1024
-_MOST_CHARACTERS = 1024**2
-"""Of all matches with their context, but the last."""
+_MAX_CONTEXT_BYTES = 64 * 1024
+"""Bytes of context on each side of a match."""
+_MAX_CHARACTERS = 1024**2
+"""Characters of all matches with their context, without the last match."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Search:
 
     key: bytes
     offset: int = 0
-    """From the head: where to begin; from the tail: how many bytes of the end to leave out."""
-    most: int = 10
+    """First byte from the head; from the tail the number of bytes at the end to leave out."""
+    max_matches: int = 10
     context_before: int = 2
     """Lines shown before a match."""
     context_after: int = 10
@@ -35,39 +36,50 @@ class Search:
 
 
 def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, str], int | None]:
-    """Up to ``most`` matches within the budget, by their offset, and where to go on (``None``: all
-    was searched).
+    """Matches by their offset, and the offset where the next search begins.
 
-    A key is bytes: binary logs and any encoding will do.
+    There are at most ``max_matches``, within the budget. The next offset is ``None`` when all of the
+    file was searched. A key is bytes: a log can have any encoding.
     """
     deadline = time.monotonic() + _SECS
-    found: dict[int, str] = {}
+    matches: dict[int, str] = {}
     key = search.key.lower() if search.ignore_case else search.key
     forward = search.search_from == "head"
-    shown = 0
-    for number, (start, raw) in enumerate(
-        _blocks(stream, size, search.offset, len(key) - 1, forward), 1
-    ):
-        for place in _places(raw.lower() if search.ignore_case else raw, key, forward):
+    characters = 0
+    blocks = _blocks(stream, size, search.offset, len(key) - 1, forward)
+    for number, (start, raw) in enumerate(blocks, 1):
+        text = raw.lower() if search.ignore_case else raw
+        for place in _places(text, key, forward):
             offset = start + place
-            found.setdefault(offset, _context(stream, size, offset, len(key), search))
-            shown += len(found[offset])
-            if len(found) >= search.most or shown > _MOST_CHARACTERS:
-                following = offset + len(key) if forward else size - offset
-                return found, following if following < size else None
-        if number >= MOST_BLOCKS or time.monotonic() > deadline:
-            following = (start + len(raw) if forward else size - start) - (len(key) - 1)
-            return found, following if following < size else None
-    return found, None
+            if offset not in matches:
+                matches[offset] = _context(stream, size, offset, len(key), search)
+            characters += len(matches[offset])
+            if len(matches) >= search.max_matches or characters > _MAX_CHARACTERS:
+                next_offset = offset + len(key) if forward else size - offset
+                return matches, _before_end(next_offset, size)
+        if number >= MAX_BLOCKS or time.monotonic() > deadline:
+            searched = start + len(raw) if forward else size - start
+            return matches, _before_end(searched - (len(key) - 1), size)
+    return matches, None
+
+
+def _before_end(offset: int, size: int) -> int | None:
+    """The offset, ``None`` when no byte of the file is left to search."""
+    return offset if offset < size else None
 
 
 def _blocks(
     stream: BinaryIO, size: int, offset: int, overlap: int, forward: bool
 ) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes): blocks that overlap by a key's length less one, so that no match is cut."""
-    first, last = (offset, size) if forward else (0, size - offset)
-    for bound in range(first, last, BLOCK) if forward else range(last, first, -BLOCK):
-        start, end = (bound, bound + BLOCK) if forward else (max(0, bound - BLOCK), bound)
+    """(offset, bytes) of blocks, in the direction of the search.
+
+    They overlap by the length of a key less one, so that no match is cut.
+    """
+    last = size if forward else size - offset
+    starts = range(offset, last, BLOCK) if forward else range(last - BLOCK, -BLOCK, -BLOCK)
+    for bound in starts:
+        start = max(0, bound)
+        end = bound + BLOCK
         raw = os.pread(stream.fileno(), min(end + overlap, last) - start, start)
         if not raw:
             return
@@ -75,6 +87,10 @@ def _blocks(
 
 
 def _places(haystack: bytes, key: bytes, forward: bool) -> Iterator[int]:
+    """Offsets of matches in a block, in the direction of the search.
+
+    Matches do not overlap.
+    """
     if forward:
         place = haystack.find(key)
         while place >= 0:
@@ -96,9 +112,9 @@ def _places(haystack: bytes, key: bytes, forward: bool) -> Iterator[int]:
 
 def _context(stream: BinaryIO, size: int, offset: int, length: int, search: Search) -> str:
     """The lines around a match, at most 64 KiB on each side."""
-    first = max(0, offset - _LONGEST_CONTEXT)
+    first = max(0, offset - _MAX_CONTEXT_BYTES)
     before = os.pread(stream.fileno(), offset - first, first)
-    after = os.pread(stream.fileno(), min(length + _LONGEST_CONTEXT, size - offset), offset)
+    after = os.pread(stream.fileno(), min(length + _MAX_CONTEXT_BYTES, size - offset), offset)
     start = len(before)
     for _ in range(search.context_before + 1):
         start = before.rfind(b"\n", 0, start)

@@ -1,8 +1,8 @@
 """Files below one folder, reached by names that are not trusted.
 
-A name is walked one part at a time with open folders, and no link is ever followed: whatever is
-swapped meanwhile, nothing outside of the folder is opened. A file that does not exist and one that
-may not be read give the very same error.
+A name is resolved one part at a time with open folders, and links are never followed. So no file
+outside of the folder is opened, even if parts are replaced at the same time. A file that does not
+exist and one that is not readable give the same error.
 """
 
 import os
@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from storm_dagster.model.errors import KeyNotFound
 
-_MOST_PARTS = 16
-_MOST_ENTRIES = 10_000
+_MAX_PARTS = 16
+_MAX_ENTRIES = 10_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -30,7 +30,7 @@ class Entry:
     size: int
 
 
-def _nothing() -> KeyNotFound:
+def _not_found() -> KeyNotFound:
     return KeyNotFound("this log does not exist: list them with cmd=listDir")
 
 
@@ -41,28 +41,29 @@ class LogTree:
         self._root = root
 
     def open(self, name: str) -> tuple[BinaryIO, int]:
-        """The file and its size at this moment; :class:`KeyNotFound` for whatever is not a file
-        below the root.
+        """The open file and its size now.
+
+        :class:`KeyNotFound` for a name that is not a regular file below the root.
         """
         parts = _parts(name)
         if not parts:
-            raise _nothing()
+            raise _not_found()
         with ExitStack() as stack:
             folder = self._walk(parts[:-1], stack)
             try:
                 descriptor = os.open(parts[-1], _FILE, dir_fd=folder)
             except (OSError, ValueError):
-                raise _nothing() from None
+                raise _not_found() from None
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 os.close(descriptor)
-                raise _nothing()
+                raise _not_found()
             # Not buffered: a page is one read.
             return os.fdopen(descriptor, "rb", buffering=0), status.st_size  # type: ignore[return-value]
 
     def list(self, name: str = "") -> list[Entry]:
         """Files and folders in a folder, by name; links and devices are left out."""
-        found: list[Entry] = []
+        rows: list[Entry] = []
         with ExitStack() as stack:
             folder = self._walk(_parts(name), stack)
             with os.scandir(folder) as entries:
@@ -74,12 +75,11 @@ class LogTree:
                     is_folder = stat.S_ISDIR(status.st_mode)
                     if is_folder or stat.S_ISREG(status.st_mode):
                         size = 4096 if is_folder else status.st_size
-                        found.append(
-                            Entry(entry.name, is_folder, status.st_mtime_ns // 10**6, size)
-                        )
-                    if len(found) >= _MOST_ENTRIES:
+                        modified_ms = status.st_mtime_ns // 10**6
+                        rows.append(Entry(entry.name, is_folder, modified_ms, size))
+                    if len(rows) >= _MAX_ENTRIES:
                         break
-        return sorted(found, key=lambda one: one.name)
+        return sorted(rows, key=lambda row: row.name)
 
     def _walk(self, parts: tuple[str, ...], stack: ExitStack) -> int:
         try:
@@ -90,14 +90,16 @@ class LogTree:
                 folder = os.open(part, _FOLDER, dir_fd=folder)
                 stack.callback(os.close, folder)
         except (OSError, ValueError):
-            raise _nothing() from None
+            raise _not_found() from None
         return folder
 
 
 def _parts(name: str) -> tuple[str, ...]:
     parts = tuple(name.split("/")) if name else ()
-    if len(parts) > _MOST_PARTS or any(
-        part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts
-    ):
-        raise _nothing()
+    if len(parts) > _MAX_PARTS or not all(_is_valid_part(part) for part in parts):
+        raise _not_found()
     return parts
+
+
+def _is_valid_part(part: str) -> bool:
+    return part not in ("", ".", "..") and "\0" not in part and "\\" not in part

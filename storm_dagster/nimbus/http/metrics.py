@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from storm_dagster.core.snapshot.stream_metrics import STREAM_METRICS
-from storm_dagster.core.snapshot.topology import TopologySnapshot
+from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
 from storm_dagster.core.snapshot.windows import ALL_TIME
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.latency import prometheus_buckets
@@ -39,7 +39,7 @@ _TABLE: Mapping[str, Mapping[str, Any]] = load_table(__name__, "metrics")
 
 
 class Metrics:
-    """The metrics of one nimbus, in a registry of its own."""
+    """Metrics of one nimbus, in their own registry."""
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
         self._registry = CollectorRegistry()
@@ -63,13 +63,14 @@ class Metrics:
         self.seconds.labels(method, route).observe(seconds)
 
     def response(self) -> Response:
-        """The text that Prometheus reads."""
+        """Response with all metrics, in the text format of Prometheus."""
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 
 class _ClusterMetrics(Collector):
-    """Gauges that are read at the moment of a scrape; without ZooKeeper only those of the
-    process.
+    """Gauges that are read when Prometheus scrapes them.
+
+    Without ZooKeeper only those of the process.
     """
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
@@ -77,7 +78,7 @@ class _ClusterMetrics(Collector):
         self._reader = reader
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges."""
+        """Yield the gauges."""
         nimbus = self._nimbus
         health = self._reader.health()
         yield _gauge("storm_nimbus_leader", "1 while this nimbus leads", health["leader"])
@@ -122,67 +123,75 @@ class _ClusterMetrics(Collector):
         live = sum(len(part.live_workers) for part in view.topologies.values())
         yield _gauge("storm_workers_live", "Workers whose session lives", live)
         if health["leader"]:
-            # Of one nimbus only, so that sums over all of them are right.
+            # Only the leader reports them, so that sums over all nimbuses are right.
             yield from self._topologies()
 
     def _topologies(self) -> Iterator[Metric]:
-        snapshot = self._reader.snapshots(_TOPOLOGIES_SECS)
+        topologies = self._reader.snapshots(_TOPOLOGIES_SECS)
+        reported = [topology for topology in topologies if topology.reported]
         for name, row in _TABLE["counts"].items():
             family = CounterMetricFamily(name, row["text"], labels=["topology"])
-            for one in snapshot:
-                if one.reported:
-                    family.add_metric([one.name], getattr(one.totals(ALL_TIME), row["of"]))
+            for topology in reported:
+                count = getattr(topology.totals(ALL_TIME), row["of"])
+                family.add_metric([topology.name], count)
             yield family
         yield _gauges(
             "storm_topology_complete_latency_seconds",
             "Mean time to complete a tuple tree, over ten minutes",
             "topology",
-            {(one.name,): one.totals("600").complete_ms / 1000 for one in snapshot if one.reported},
+            {(topology.name,): topology.totals("600").complete_ms / 1000 for topology in reported},
         )
-        yield from component_metrics(one for one in snapshot if one.reported)
+        yield from component_metrics(reported)
         yield _gauges(
             "storm_topology_user_metric",
             "Newest number that a task gave to report_metric",
             "topology component task metric",
-            {
-                (one.name, component, task, str(metric)): float(value)
-                for one in snapshot
-                for (component, task), numbers in one.metrics.items()
-                for metric, value in numbers.items()
-                if isinstance(value, int | float)
-            },
+            _user_metrics(topologies),
         )
         for name, row in _TABLE["sizes"].items():
             yield _gauges(
                 name,
                 row["text"],
                 "topology",
-                {(one.name,): getattr(one, row["of"]) for one in snapshot},
+                {(topology.name,): getattr(topology, row["of"]) for topology in topologies},
             )
+
+
+def _user_metrics(
+    topologies: Iterable[TopologySnapshot],
+) -> dict[tuple[str, str, str, str], float]:
+    """The numbers that tasks report, by topology, component, task and metric."""
+    numbers: dict[tuple[str, str, str, str], float] = {}
+    for topology in topologies:
+        for (component, task), values in topology.metrics.items():
+            for metric, value in values.items():
+                if isinstance(value, int | float):
+                    numbers[topology.name, component, task, str(metric)] = float(value)
+    return numbers
 
 
 def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric]:
     """Latencies, queues, capacity and lag by component, without those of the system."""
-    parts = [
-        ((one.name, part.id), part)
-        for one in topologies
-        for _, part in sorted(one.components.items())
-        if not part.is_system
-    ]
+    parts: list[tuple[tuple[str, str], ComponentSnapshot]] = []
+    for topology in topologies:
+        for _, part in sorted(topology.components.items()):
+            if not part.is_system:
+                parts.append(((topology.name, part.id), part))
     for name, row in _TABLE["latencies"].items():
         family = HistogramMetricFamily(name, row["text"], labels=["topology", "component"])
         for labels, part in parts:
-            if found := part.windows[ALL_TIME].buckets(row["of"]):
-                counts, seconds = prometheus_buckets(found)
+            buckets = part.windows[ALL_TIME].buckets(row["of"])
+            if buckets:
+                counts, seconds = prometheus_buckets(buckets)
                 family.add_metric(labels, counts, seconds)
         yield family
     for name, row in _TABLE["loads"].items():
-        shown = [
-            (labels, getattr(part, row["of"]))
-            for labels, part in parts
-            if row.get("kind") in (None, part.kind)
-        ]
-        numbers = {labels: number for labels, number in shown if number is not None}
+        numbers: dict[tuple[str, ...], float] = {}
+        for labels, part in parts:
+            if row.get("kind") in (None, part.kind):
+                number = getattr(part, row["of"])
+                if number is not None:
+                    numbers[labels] = number
         yield _gauges(name, row["text"], "topology component", numbers)
     for metric in STREAM_METRICS:
         family = CounterMetricFamily(
@@ -193,12 +202,12 @@ def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric
                 family.add_metric([*labels, stream], number)
         yield family
     for index, (name, row) in enumerate(_TABLE["partitions"].items()):
-        lags = {
-            (*labels, partition): number
-            for labels, part in parts
-            for partition, lag in part.lag_by_partition.items()
-            if (number := lag[index]) is not None
-        }
+        lags: dict[tuple[str, ...], float] = {}
+        for labels, part in parts:
+            for partition, lag in part.lag_by_partition.items():
+                number = lag[index]
+                if number is not None:
+                    lags[(*labels, partition)] = number
         yield _gauges(name, row["text"], "topology component partition", lags)
 
 
@@ -207,7 +216,10 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _gauges(name: str, text: str, labels: str, numbers: Mapping[tuple[str, ...], float]) -> Metric:
-    """A gauge with its number by the values of its ``labels``, which are separated by spaces."""
+    """A gauge with a number for each tuple of values of its ``labels``.
+
+    The names of the labels are separated by spaces.
+    """
     family = GaugeMetricFamily(name, text, labels=labels.split())
     for values, number in numbers.items():
         family.add_metric(values, number)

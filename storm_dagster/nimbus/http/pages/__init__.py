@@ -1,1 +1,1 @@
-"""Pages for browsers: what runs, what is slow, and why. They change nothing."""
+"""Read-only pages for browsers: topologies, hosts, placements, problems."""

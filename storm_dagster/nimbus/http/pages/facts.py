@@ -1,9 +1,10 @@
-"""What the pages show: values for the templates. Nothing here waits for a topology master longer
-than 0.1 s at a time.
+"""Values for the templates of the pages.
+
+No page waits for a topology master longer than 0.1 s at a time.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -40,8 +41,10 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.operations.context import topology_by_name
 
-_MOST_TASKS = 200
-_MOST_TIMES = 12
+_MAX_ROWS = 200
+"""Rows of a table of tasks, streams, lags or metrics."""
+_MAX_TIMES = 12
+"""Rows of the table of a chart, at least, if the chart has as many."""
 _CHARTS = (
     ("Tuples per second", "", (("emitted", "rate"), ("acked", "acked"))),
     ("Complete latency", "ms", (("p50", "p50_ms"), ("p95", "p95_ms"), ("p99", "p99_ms"))),
@@ -52,9 +55,11 @@ _COMPONENT_CHARTS = (
     ("Latency", "ms", (("p50", "p50_ms"), ("p95", "p95_ms"), ("p99", "p99_ms"))),
     ("Tuples that wait", "", (("queue", "waiting"),)),
 )
-_SHOWN_EVENTS = 40
+_MAX_EVENTS = 40
 _STARTING_SECS = 30
-"""A worker that starts later than this after its tasks were placed was replaced in its slot."""
+"""A worker that starts later than this after its placement replaced another in its slot."""
+_SORT_KEYS = ("name", "rate", "failed", "p95_ms", "capacity", "lag", "uptime_secs")
+"""Keys by which the list of topologies is sorted."""
 
 
 class PageFacts:
@@ -73,41 +78,46 @@ class PageFacts:
         }
 
     def topologies(self, request: Request) -> dict[str, Any]:
-        """The list, which asks no topology master: its figures stand in the heartbeats of tasks."""
-        wanted = query_text(request, "q", 200) or ""
-        keys = {
-            "name": "",
-            **dict.fromkeys(("rate", "failed", "p95_ms", "capacity", "lag", "uptime_secs"), -1.0),
-        }
-        sort = query_word(request, "sort", keys, "name")
-        beats = {one.id: one.beats for one in self._reader.view().topologies.values()}
-        rows = []
-        for row in self._reader.list_topologies()["topologies"]:
-            known = beats.get(row["id"]) if row["status"] == "ACTIVE" else None
-            summary, trend = (known.summary, known.trend) if known is not None else ({}, "")
-            figures = {
-                key: summary.get(key)
-                for key in ("rate", "failed", "p95_ms", "capacity", "lag", "lag_rate")
-            }
-            picture, link = (
-                Markup(trend_picture(trend)),
-                f"/topologies/{quote(row['name'], safe='')}",
-            )
-            rows.append({**row, **figures, "trend": picture, "link": link})
-        rows = [row for row in rows if wanted.lower() in row["name"].lower()]
+        """The list of topologies, with the numbers in the heartbeats of their tasks.
+
+        No topology master is queried.
+        """
+        search = query_text(request, "q", 200) or ""
+        sort = query_word(request, "sort", _SORT_KEYS, "name")
+        rows = [row for row in self._topology_rows() if search.lower() in row["name"].lower()]
         if sort != "name":
-            rows.sort(key=lambda row: -(row[sort] if row[sort] is not None else -1.0))
-        # What does not run stands on top, however the rest is sorted.
+            rows.sort(key=lambda row: -_number_or(row[sort], -1.0))
+        # Topologies that do not run completely come first in every order.
         rows.sort(key=lambda row: not (row["not_running"] or row["degraded"]))
         operations = [
             {"topology": row["topology"], "text": operation_text(row)}
             for row in self._reader.operations()
-            if wanted.lower() in row["topology"].lower()
+            if search.lower() in row["topology"].lower()
         ]
-        return {"rows": rows, "wanted": wanted, "sort": sort, "operations": operations}
+        return {"rows": rows, "search": search, "sort": sort, "operations": operations}
+
+    def _topology_rows(self) -> list[dict[str, Any]]:
+        topologies = self._reader.view().topologies.values()
+        heartbeats = {topology.id: topology.beats for topology in topologies}
+        rows: list[dict[str, Any]] = []
+        for row in self._reader.list_topologies()["topologies"]:
+            summary: Mapping[str, Any] = {}
+            trend = ""
+            beats = heartbeats.get(row["id"])
+            if beats is not None and row["status"] == "ACTIVE":
+                summary = beats.summary
+                trend = beats.trend
+            numbers = {
+                key: summary.get(key)
+                for key in ("rate", "failed", "p95_ms", "capacity", "lag", "lag_rate")
+            }
+            picture = Markup(trend_picture(trend))
+            link = f"/topologies/{quote(row['name'], safe='')}"
+            rows.append({**row, **numbers, "trend": picture, "link": link})
+        return rows
 
     def topology(self, request: Request) -> dict[str, Any]:
-        """One topology: findings, graph, charts, components, tasks, workers, timeline, errors."""
+        """One topology: findings, graph, charts, tables, timeline, errors."""
         view = self._reader.view()
         topology = topology_by_name(view, request.path_params["name"])
         now = time.time()
@@ -120,15 +130,16 @@ class PageFacts:
         sort = query_word(request, "sort", COLUMNS, "name")
         day = query_flag(request, "day")
         here = f"/topologies/{quote(topology.base.name, safe='')}"
-        chosen: dict[str, str] = {
+        parameters: dict[str, str] = {
             "focus": focus,
             "sort": "" if sort == "name" else sort,
             "day": "1" if day else "",
         }
 
         def link(**changed: str) -> str:
-            asked = urlencode({key: value for key, value in {**chosen, **changed}.items() if value})
-            return here + (f"?{asked}" if asked else "")
+            values = {**parameters, **changed}
+            query = urlencode({key: value for key, value in values.items() if value})
+            return f"{here}?{query}" if query else here
 
         tasks = flow.tasks(focus)
         return {
@@ -137,16 +148,16 @@ class PageFacts:
             "operations": [operation_text(row) for row in self._reader.operations(snapshot.name)],
             "findings": flow.findings,
             "graph": Markup(flow.picture(focus, lambda name: link(focus=name))),
-            "narrowed": flow.narrowed(focus),
+            "center": flow.center(focus),
             "rows": flow.sorted_rows(sort),
             "edges": flow.edge_rows(),
             "stream_titles": [row.title for row in STREAM_METRICS],
-            "stream_rows": flow.streams(focus)[:_MOST_TASKS],
+            "stream_rows": flow.streams(focus)[:_MAX_ROWS],
             "charts": self._charts(topology, focus, day, now),
-            "tasks": tasks[:_MOST_TASKS],
-            "more_tasks": max(0, len(tasks) - _MOST_TASKS),
-            "lags": flow.lags(focus)[:_MOST_TASKS],
-            "metrics": flow.metrics(focus)[:_MOST_TASKS],
+            "tasks": tasks[:_MAX_ROWS],
+            "more_tasks": max(0, len(tasks) - _MAX_ROWS),
+            "lags": flow.lags(focus)[:_MAX_ROWS],
+            "metrics": flow.metrics(focus)[:_MAX_ROWS],
             "workers": flow.workers(Links(view)),
             "events": timeline(snapshot, self._nimbus.dagster.run_url),
             "errors": snapshot.errors[:20],
@@ -178,40 +189,34 @@ class PageFacts:
             return error_response(error)
 
     def placement(self, request: Request) -> dict[str, Any]:
-        """Where each task is, and why."""
+        """The slot of each task, and the reason for it."""
         topology = topology_by_name(self._reader.view(), request.path_params["name"])
         document = self._reader.placement(topology.id)
         components = {int(task): name for task, name in document.get("components", {}).items()}
         slots: Mapping[str, str] = document.get("slots", {})
-        reasons, unassigned, waiting = (
-            document.get(key) or {} for key in ("reasons", "unassigned", "waiting")
-        )
-        drawn = running_supervisors(workers_of(topology, now_secs=int(time.time())))
+        tasks = [
+            (task, components[task], slots.get(str(task)), _reason(str(task), document))
+            for task in sorted(components)
+        ]
+        supervisors = running_supervisors(workers_of(topology, now_secs=int(time.time())))
         title = f"Tasks of {topology.base.name}"
         return {
             "topology": topology,
             "here": f"/topologies/{quote(topology.base.name, safe='')}",
-            "picture": Markup(slots_picture(drawn, title, by_component=True)),
-            "tasks": [
-                (
-                    task,
-                    components[task],
-                    slots.get(str(task)),
-                    _why(str(task), reasons, unassigned, waiting),
-                )
-                for task in sorted(components)
-            ],
+            "picture": Markup(slots_picture(supervisors, title, by_component=True)),
+            "tasks": tasks,
             "worker_reasons": sorted((document.get("worker_reasons") or {}).items()),
             "warnings": document.get("warnings") or [],
         }
 
     def hosts(self, request: Request) -> dict[str, Any]:
-        """Hosts with their slots, and what runs in each."""
-        view, now = self._reader.view(), int(time.time())
+        """Hosts with their slots, and the workers in them."""
+        view = self._reader.view()
+        now_secs = int(time.time())
         links = Links(view)
         drawn: list[DrawnSupervisor] = []
         rows: list[dict[str, Any]] = []
-        for supervisor in supervisors_of(view, now_secs=now, workers=True):
+        for supervisor in supervisors_of(view, now_secs=now_secs, workers=True):
             slots = drawn_slots(supervisor.slots)
             drawn.append(DrawnSupervisor(supervisor.id, supervisor.info.host, slots))
             rows.append({"supervisor": supervisor, "log": links.supervisor(supervisor.id)})
@@ -222,36 +227,28 @@ class PageFacts:
         interval = float(history.get("interval") or (300 if day else 10))
         columns = history.get("columns") or ["time"]
         rows = [dict(zip(columns, row, strict=True)) for row in history.get("rows") or ()]
-        # A young topology has a picture of its own time.
+        if not rows:
+            return []
+        # The chart of a young topology begins with the topology.
         since = max(
             now - (86_400 if day else 3600),
             min(topology.base.launch_time_secs, now - 12 * interval),
         )
-        found: list[dict[str, Any]] = []
+        charts: list[dict[str, Any]] = []
         for title, unit, lines in _COMPONENT_CHARTS if focus else _CHARTS:
-            drawn = [
-                Line(label, [(row["time"], row.get(column)) for row in rows])
-                for label, column in lines
-            ]
-            every = max(1, len(rows) // _MOST_TIMES)
-            found.append(
+            drawn_lines = [_chart_line(label, column, rows) for label, column in lines]
+            picture = chart_picture(drawn_lines, title, since=since, until=now, interval=interval)
+            keys = [(label, Markup(key_picture(number))) for number, (label, _) in enumerate(lines)]
+            charts.append(
                 {
                     "title": title,
                     "unit": unit,
-                    "keys": [
-                        (label, Markup(key_picture(number)))
-                        for number, (label, _) in enumerate(lines)
-                    ],
-                    "svg": Markup(
-                        chart_picture(drawn, title, since=since, until=now, interval=interval)
-                    ),
-                    "rows": [
-                        (row["time"], [row.get(name) for _, name in lines])
-                        for row in rows[::-1][::every]
-                    ],
+                    "keys": keys,
+                    "svg": Markup(picture),
+                    "rows": _chart_rows([column for _, column in lines], rows),
                 }
             )
-        return found if rows else []
+        return charts
 
     def _verbs(self, name: str) -> list[tuple[str, str, str, str | None]]:
         """(verb, its effect, command, page in Dagster)."""
@@ -261,16 +258,37 @@ class PageFacts:
         ]
 
 
-def _why(
-    task: str, reasons: Mapping[str, str], unassigned: Mapping[str, str], waiting: Mapping[str, str]
-) -> str:
+def _number_or(number: float | None, default: float) -> float:
+    return default if number is None else number
+
+
+def _chart_line(label: str, column: str, rows: Sequence[Mapping[str, Any]]) -> Line:
+    return Line(label, [(row["time"], row.get(column)) for row in rows])
+
+
+def _chart_rows(
+    columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> list[tuple[float, list[float | None]]]:
+    """Rows of the table below a chart, the newest first, at equal distances."""
+    step = max(1, len(rows) // _MAX_TIMES)
+    newest = len(rows) - 1
+    table: list[tuple[float, list[float | None]]] = []
+    for index in range(newest, -1, -step):
+        row = rows[index]
+        table.append((row["time"], [row.get(column) for column in columns]))
+    return table
+
+
+def _reason(task: str, document: Mapping[str, Any]) -> str:
+    """The reason for the slot of a task, in a document of a placement."""
+    unassigned: Mapping[str, str] = document.get("unassigned") or {}
+    waiting: Mapping[str, str] = document.get("waiting") or {}
+    reasons: Mapping[str, str] = document.get("reasons") or {}
     if task in unassigned:
         return unassigned[task]
-    return (
-        f"its worker is gone; it would go to {waiting[task]} now"
-        if task in waiting
-        else reasons.get(task, "")
-    )
+    if task in waiting:
+        return f"its worker is gone; it would go to {waiting[task]} now"
+    return reasons.get(task, "")
 
 
 @dataclass(frozen=True)
@@ -282,11 +300,11 @@ class Event:
     action: str
     text: str
     run: str | None = None
-    """URL of the Dagster run; ``None`` when there was none, or no Dagster is known."""
+    """URL of the Dagster run; ``None`` without a run or a known Dagster."""
 
 
 def timeline(topology: TopologySnapshot, run_url: Callable[[str], str | None]) -> list[Event]:
-    """The newest events, newest first: as many as a page holds."""
+    """The newest events of a topology, newest first, at most 40."""
     events: list[Event] = []
     for component, error in topology.errors:
         place = f"{component}[{error.task}] on {error.host}:{error.port}"
@@ -304,7 +322,7 @@ def timeline(topology: TopologySnapshot, run_url: Callable[[str], str | None]) -
         if started_secs is not None and started_secs > worker.placed_secs + _STARTING_SECS:
             text = f"worker {worker.address} in its place, process {worker.pid}"
             events.append(Event(started_secs, "started", text))
-    return sorted(events, key=lambda event: -event.at_secs)[:_SHOWN_EVENTS]
+    return sorted(events, key=lambda event: -event.at_secs)[:_MAX_EVENTS]
 
 
 def _last_line(text: str) -> str:

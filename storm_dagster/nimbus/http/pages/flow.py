@@ -1,7 +1,7 @@
-"""What flows in one topology, for its page: rows and a picture of its snapshot. Pure."""
+"""Rows and a picture of the flow in a topology, from its snapshot. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from storm_dagster.core.diagnosis import diagnose
@@ -29,12 +29,12 @@ COLUMNS = {
 """Sortable columns of the table of components, and their titles."""
 _FLOW_COLUMNS = tuple(key for key in COLUMNS if key not in ("name", "errors"))
 _BUSY = 0.8
-_MOST_DRAWN = 40
-"""Components in one drawing; of a larger topology the page begins around the worst one."""
+_MAX_DRAWN = 40
+"""Components in one drawing; of a larger topology the surroundings of one are drawn."""
 
 
 class TopologyFlow:
-    """Components, edges, tasks and findings of one topology at one moment, as rows of a page."""
+    """Components, edges, tasks and findings of a topology, as rows of its page."""
 
     def __init__(self, topology: TopologySnapshot) -> None:
         self._topology = topology
@@ -46,37 +46,39 @@ class TopologyFlow:
         error_counts = Counter[str]()
         for component, error in topology.errors:
             error_counts[component] += error.count
-        self.rows: dict[str, dict[str, Any]] = {
-            part.id: {
+        self.rows: dict[str, dict[str, Any]] = {}
+        for part in self._parts:
+            flow_columns = {key: getattr(part.flow, key) for key in _FLOW_COLUMNS}
+            self.rows[part.id] = {
                 "name": part.id,
                 "kind": part.kind,
                 "tasks": len(part.tasks),
                 "executors": part.parallelism,
-                **{key: getattr(part.flow, key) for key in _FLOW_COLUMNS},
+                **flow_columns,
                 "errors": error_counts[part.id],
                 "slow": part.id in self._slow,
                 "fused": part.fused_in,
             }
-            for part in self._parts
-        }
         self.edges = topology.edges
 
-    def _chosen(self, component: str) -> list[ComponentSnapshot]:
-        """The component of that id, or all of users (empty)."""
+    def _parts_of(self, component: str) -> list[ComponentSnapshot]:
+        """The component of that id; for an empty id all components of the user."""
         return [part for part in self._parts if component in ("", part.id)]
 
     def lags(self, focus: str) -> list[tuple[str, str, float | None, float | None]]:
-        """(component, partition, records, seconds) of what sources are behind, the most first."""
-        rows = [
-            (part.id, partition, *lag)
-            for part in self._chosen(focus)
-            for partition, lag in part.lag_by_partition.items()
-        ]
+        """(component, partition, records, seconds) of lags, the largest first."""
+        rows: list[tuple[str, str, float | None, float | None]] = []
+        for part in self._parts_of(focus):
+            for partition, (records, seconds) in part.lag_by_partition.items():
+                rows.append((part.id, partition, records, seconds))
         return sorted(rows, key=lambda row: -(row[2] or 0))
 
-    def narrowed(self, focus: str) -> str:
-        """The component around which a large topology is drawn; empty if all of it is."""
-        if len(self.rows) <= _MOST_DRAWN:
+    def center(self, focus: str) -> str:
+        """The component around which a large topology is drawn; empty for a small one.
+
+        Without a ``focus`` it is the component with the most severe problem.
+        """
+        if len(self.rows) <= _MAX_DRAWN:
             return ""
         worst = max(
             self.rows.values(),
@@ -86,55 +88,52 @@ class TopologyFlow:
 
     def picture(self, focus: str, link: Callable[[str], str] | None) -> str:
         """The graph as SVG; components are links to ``link(name)``."""
-        center = self.narrowed(focus)
-        near = (
-            neighborhood([edge[:2] for edge in self.edges], center) if center else self.rows.keys()
-        )
+        center = self.center(focus)
+        names: Collection[str] = self.rows.keys()
+        if center:
+            names = neighborhood([edge[:2] for edge in self.edges], center)
         rates: dict[tuple[str, str], float] = {}
         for (source, target, _), rate in self.edges.items():
             rates[source, target] = rates.get((source, target), 0.0) + rate
-        return graph_picture(
-            [
-                DrawnComponent(
-                    name,
-                    self._state(row),
-                    row["executors"],
-                    _lines(row),
-                    row["capacity"] if row["kind"] == "bolt" else None,
-                    row["errors"],
-                    link(name) if link else "",
-                )
-                for name, row in self.rows.items()
-                if name in near
-            ],
-            [
-                DrawnEdge(
-                    *edge, rate, edge[1] in self._slow and bool(self.rows[edge[1]]["waiting"])
-                )
-                for edge, rate in rates.items()
-            ],
-            f"Components of {self._topology.name} and what flows between them",
+        components = [
+            self._draw_component(name, link(name) if link else "")
+            for name in self.rows
+            if name in names
+        ]
+        edges: list[DrawnEdge] = []
+        for (source, target), rate in rates.items():
+            is_slow = target in self._slow and bool(self.rows[target]["waiting"])
+            edges.append(DrawnEdge(source, target, rate, is_slow))
+        title = f"Components of {self._topology.name} and what flows between them"
+        return graph_picture(components, edges, title)
+
+    def _draw_component(self, name: str, link: str) -> DrawnComponent:
+        row = self.rows[name]
+        return DrawnComponent(
+            name,
+            self._state(row),
+            row["executors"],
+            _lines(row),
+            row["capacity"] if row["kind"] == "bolt" else None,
+            row["errors"],
+            link,
         )
 
     def _state(self, row: Mapping[str, Any]) -> State:
         if row["slow"]:
             return "slow"
-        return (
-            "spout"
-            if row["kind"] == "spout"
-            else "busy"
-            if (row["capacity"] or 0.0) >= _BUSY
-            else "calm"
-        )
+        if row["kind"] == "spout":
+            return "spout"
+        if (row["capacity"] or 0.0) >= _BUSY:
+            return "busy"
+        return "calm"
 
     def sorted_rows(self, sort: str) -> list[dict[str, Any]]:
-        """Components by name, or the largest first."""
+        """Components by name, or by a number, the largest first."""
         rows = sorted(self.rows.values(), key=lambda row: (row["kind"] != "spout", row["name"]))
-        return (
-            rows
-            if sort == "name"
-            else sorted(rows, key=lambda row: -(row[sort] if row[sort] is not None else -1.0))
-        )
+        if sort != "name":
+            rows.sort(key=lambda row: -(row[sort] if row[sort] is not None else -1.0))
+        return rows
 
     def edge_rows(self) -> list[tuple[str, str, str, float]]:
         """(source, stream, target, tuples per second)."""
@@ -145,7 +144,7 @@ class TopologyFlow:
     def streams(self, component: str) -> list[tuple[str, str, list[int | None]]]:
         """(component, output stream, its counts in the order of :data:`STREAM_METRICS`)."""
         rows: list[tuple[str, str, list[int | None]]] = []
-        for part in self._chosen(component):
+        for part in self._parts_of(component):
             for stream, counts in stream_metrics(part).items():
                 numbers = [counts.get(row.key) for row in STREAM_METRICS]
                 rows.append((part.id, stream, numbers))
@@ -154,30 +153,32 @@ class TopologyFlow:
     def tasks(self, component: str) -> list[dict[str, Any]]:
         """Tasks of a component, or of all of them (empty), the busiest first."""
         rows: list[dict[str, Any]] = []
-        for part in self._chosen(component):
+        for part in self._parts_of(component):
             rows += [_task_row(task) for task in part.tasks]
         return sorted(
             rows, key=lambda row: (-(row["busy"] or 0.0), -(row["rate"] or 0.0), row["task"])
         )
 
     def metrics(self, component: str) -> list[tuple[str, str, str, Any]]:
-        """(component, task, name, value) of what tasks report, of a component or of all of them
-        (empty).
+        """(component, task, name, value) of the metrics that tasks report.
+
+        They are those of one component, or of all components for an empty id.
         """
-        parts = sorted(self._chosen(component), key=lambda part: part.id)
-        return [
-            (part.id, str(task.id), metric, value)
-            for part in parts
-            for task in part.tasks
-            for metric, value in sorted(task.metrics.items())
-            if metric != "lag_by_partition"
-        ]
+        parts = sorted(self._parts_of(component), key=lambda part: part.id)
+        rows: list[tuple[str, str, str, Any]] = []
+        for part in parts:
+            for task in part.tasks:
+                for metric, value in sorted(task.metrics.items()):
+                    if metric != "lag_by_partition":
+                        rows.append((part.id, str(task.id), metric, value))
+        return rows
 
     def workers(self, links: Links) -> list[dict[str, Any]]:
         """Workers with their process, CPU, memory and log."""
         rows: list[dict[str, Any]] = []
         for worker in self._topology.workers:
             base = links.base(worker.host)
+            stacks = f"{base}/logview?cmd=jstack&workerPort={worker.port}" if base else ""
             rows.append(
                 {
                     "slot": worker.address,
@@ -189,7 +190,7 @@ class TopologyFlow:
                     "restarts": worker.restarts,
                     "silent_secs": worker.silent_secs,
                     "log": links.worker(self._topology.id, worker.node, worker.host, worker.port),
-                    "stacks": f"{base}/logview?cmd=jstack&workerPort={worker.port}" if base else "",
+                    "stacks": stacks,
                 }
             )
         return sorted(rows, key=lambda row: row["slot"])
@@ -210,15 +211,16 @@ def _task_row(task: TaskSnapshot) -> dict[str, Any]:
 
 def _lines(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Two lines of a component in the graph."""
-    first = (
-        f"{compact(row['rate'])}/s \u00b7 p95 {latency(row['p95_ms'])}"
-        if row["rate"] is not None
-        else "no figures"
-    )
+    if row["rate"] is None:
+        first = "no figures"
+    else:
+        first = f"{compact(row['rate'])}/s \u00b7 p95 {latency(row['p95_ms'])}"
     if row["fused"]:
         return first, f"in the query of {row['fused']}"
     if row["kind"] == "bolt":
-        return first, f"{compact(row['waiting'])} wait" if row["waiting"] is not None else ""
+        if row["waiting"] is None:
+            return first, ""
+        return first, f"{compact(row['waiting'])} wait"
     parts = [f"lag {compact(row['lag'])}"] if row["lag"] is not None else []
     if row["held"]:
         parts.append(f"held back {percent(row['held'])}")

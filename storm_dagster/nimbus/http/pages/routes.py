@@ -1,5 +1,6 @@
-"""Routes of the pages and of their style sheet and script, which nothing else may be loaded
-with.
+"""Routes of the pages, of their style sheet and of their script.
+
+The content security policy of a page permits these files and no others.
 """
 
 import hashlib
@@ -30,9 +31,10 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_SHARED_SECS, _SHARED_TIMES = 2.0, 30.0
-"""A page is shared for 30 times the processor time that it took, at most 2 s: however many look, it
-costs 3 % of a core.
+_SHARED_SECS = 2.0
+_SHARED_TIMES = 30.0
+"""A page is shared for 30 times the processor time that it took, and at most 2 s: it costs at most
+3 % of a core for any number of readers.
 """
 _HEADERS = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store"}
 
@@ -42,22 +44,24 @@ def _utc(form: str, epoch_secs: float) -> str:
 
 
 def _prose(text: str) -> Markup:
-    """A sentence, escaped, with what stands between backticks as code."""
-    parts = [Markup.escape(part) for part in text.split("`")]
-    return Markup("").join(
-        Markup(f"<code>{part}</code>") if number % 2 else part for number, part in enumerate(parts)
-    )
+    """A sentence, escaped, with the words between backticks as code."""
+    html: list[Markup] = []
+    for number, part in enumerate(text.split("`")):
+        escaped = Markup.escape(part)
+        is_code = number % 2 == 1
+        html.append(Markup(f"<code>{escaped}</code>") if is_code else escaped)
+    return Markup("").join(html)
 
 
 def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
-    """All of them. Templates escape whatever they print."""
+    """All routes of the pages. Templates escape the values that they print."""
     static = {
         path.name: path.read_bytes()
         for path in sorted((_HERE / "static").iterdir())
         if path.suffix in _MEDIA
     }
     versions = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in static.items()}
-    # Of which nothing but these names is read: no path of a request reaches the file system.
+    # Only these names are read: a path of a request never reaches the file system.
     templates = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
@@ -73,22 +77,22 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
     facts = PageFacts(nimbus, reader)
     shared = SharedAnswers(_SHARED_SECS, _SHARED_TIMES, oldest_secs=_SHARED_SECS)
 
-    def page(path: str, name: str, of: Callable[[Request], Mapping[str, Any]]) -> Route:
+    def page(path: str, name: str, values: Callable[[Request], Mapping[str, Any]]) -> Route:
         def render(request: Request) -> dict[str, Any]:
             try:
-                return {
-                    "content": templates.get_template(name).render(**facts.common(), **of(request))
-                }
+                template = templates.get_template(name)
+                return {"content": template.render(**facts.common(), **values(request))}
             except StormDagsterError as error:
-                text = templates.get_template("problem.html").render(
-                    **facts.common(), problem=error.message
-                )
+                template = templates.get_template("problem.html")
+                text = template.render(**facts.common(), problem=error.message)
                 return {"content": text, "status_code": error.http_status}
 
         async def endpoint(request: Request) -> Response:
             key = (LIMITED_USER.get(), request.url.path, request.url.query)
-            found = await run_read(shared.get, key, lambda: render(request))
-            return HTMLResponse(**found, headers=_HEADERS) if found else Response(status_code=503)
+            response = await run_read(shared.get, key, lambda: render(request))
+            if not response:
+                return Response(status_code=503)
+            return HTMLResponse(**response, headers=_HEADERS)
 
         return Route(path, endpoint, methods=["GET"], include_in_schema=False)
 
@@ -96,8 +100,11 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
         name = request.path_params["name"]
         if name not in static:
             return Response(status_code=404)
-        media, kept = _MEDIA[Path(name).suffix], {"Cache-Control": "public, max-age=86400"}
-        return Response(static[name], media_type=media, headers=kept)
+        return Response(
+            static[name],
+            media_type=_MEDIA[Path(name).suffix],
+            headers={"Cache-Control": "public, max-age=86400"},
+        )
 
     return [
         page("/", "topologies.html", facts.topologies),

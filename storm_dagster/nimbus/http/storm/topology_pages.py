@@ -1,11 +1,9 @@
-"""Pages of one topology: its page, components, metrics, spout lag, workers, and its graph
-(``/visualization``).
-"""
+"""Pages of one topology: page, components, metrics, spout lag, errors, graph."""
 
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 from urllib.parse import quote, quote_plus
 
 from storm_dagster.core.snapshot.tasks import ExecutorSnapshot, partition_lags
@@ -19,8 +17,10 @@ from storm_dagster.core.snapshot.windows import (
     split_input,
 )
 from storm_dagster.core.submission.tasks import with_system_components
+from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.records import TaskError
+from storm_dagster.model.topology import InputSpec
 from storm_dagster.nimbus.http.storm.cluster_pages import topology_row, worker_row
 from storm_dagster.nimbus.http.storm.formats import (
     Links,
@@ -29,11 +29,30 @@ from storm_dagster.nimbus.http.storm.formats import (
     short_error,
     window_hint,
 )
+from storm_dagster.nimbus.http.storm.parameters import (
+    READ_ERRORS,
+    IncludeSystem,
+    TopologyId,
+    Window,
+)
+from storm_dagster.nimbus.http.storm.topology_documents import (
+    ComponentPage,
+    SpoutLag,
+    TopologyErrors,
+    TopologyMetrics,
+    TopologyPage,
+    VisualNode,
+    VisualTable,
+)
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.operations.context import topology_by_name
 
-_NOTHING_ASKED = {"requestedMemOnHeap": 0.0, "requestedMemOffHeap": 0.0, "requestedCpu": 0.0}
+_NO_REQUESTED_RESOURCES = {
+    "requestedMemOnHeap": 0.0,
+    "requestedMemOffHeap": 0.0,
+    "requestedCpu": 0.0,
+}
 _COUNTS = ("emitted", "transferred", "acked", "failed")
 _METRICS = {
     "spout": (_COUNTS, {"complete_ms_avg": "complete_ms"}),
@@ -42,114 +61,116 @@ _METRICS = {
         {"executed_ms_avg": "execute_ms", "process_ms_avg": "execute_ms"},
     ),
 }
-"""What ``/topology/:id/metrics`` has of a component: counts, and latencies by their keys."""
+"""Kind of component -> counts and latencies in ``/topology/:id/metrics``, by their keys."""
 
 
 class TopologyPages:
-    """Every page takes a topology's id or name; :class:`NotAlive` when there is none."""
+    """Routes of pages of a topology, which is named by its id or name.
+
+    :class:`NotAlive` when no such topology runs.
+    """
+
+    router: ClassVar = Router("storm", storm_errors=True)
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
         self._nimbus = nimbus
         self._reader = reader
 
-    def page(self, name: str, window: str, sys: bool) -> dict[str, Any]:
-        """``/topology/:id``."""
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/metrics",
+        summary="Statistics of components by stream",
+        responses={200: TopologyMetrics},
+        errors=READ_ERRORS,
+    )
+    def metrics(self, name: TopologyId, window: Window, sys: IncludeSystem) -> dict[str, Any]:
+        """Statistics of each component by stream."""
         snapshot = self._reader.snapshot(name)
-        runnable = self._reader.runnable(snapshot.id)
-        conf = self._reader.shown_conf(snapshot.id)
-        view = self._reader.view()
-        links = Links(view)
-        copies = self._reader.replication([snapshot.id]).get(snapshot.id, 0)
-        head = topology_row(
-            topology_by_name(view, snapshot.id), copies, self._nimbus.identity.version
-        )
-
-        return {
-            **head,
-            "user": None,
-            "schedulerDisplayResource": bool(head["assignedMemOnHeap"] or head["assignedCpu"]),
-            "msgTimeout": int(runnable.conf.get("topology.message.timeout.secs") or 0),
-            "window": window,
-            "windowHint": window_hint(window),
-            "topologyStats": [_topology_stats(snapshot, name, sys) for name in WINDOWS],
-            "workers": [worker_row(worker, links) for worker in snapshot.workers],
-            "spouts": [
-                _component_row(part, window, sys, snapshot.id, links)
-                for part in snapshot.components_of("spout", sys)
-            ],
-            "bolts": [
-                _component_row(part, window, sys, snapshot.id, links)
-                for part in snapshot.components_of("bolt", sys)
-            ],
-            "configuration": conf,
-            "debug": bool(runnable.conf.get("topology.debug")),
-            "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
-            "visualizationTable": [],
-        }
-
-    def workers(self, name: str) -> dict[str, Any]:
-        """``/topology-workers/:id``: each slot once."""
-        pairs = sorted(
-            {(worker.host, worker.port) for worker in self._reader.snapshot(name).workers}
-        )
-        return {
-            "hostPortList": [{"host": host, "port": number} for host, number in pairs],
-            # Storm has one port for all hosts; here each supervisor names its own, this is the
-            # configured one.
-            "logviewerPort": int(self._nimbus.conf["supervisor.http.port"]),
-            "logviewerScheme": self._nimbus.identity.http.partition(":")[0],
-        }
-
-    def metrics(self, name: str, window: str, sys: bool) -> dict[str, Any]:
-        """``/topology/:id/metrics``: statistics of each component by stream."""
-        snapshot = self._reader.snapshot(name)
-
-        def described(part: ComponentSnapshot) -> dict[str, Any]:
-            sums = part.windows[window].filter_system(sys)
-            counts, latencies = _METRICS[part.kind]
-            fixed = {
-                key: {each: format_fixed(mean) for each, mean in getattr(sums, name).items()}
-                for key, name in latencies.items()
-            }
-            rows = {**{name: getattr(sums, name) for name in counts}, **fixed}
-            by_input = rows.keys() - {"emitted", "transferred"} if part.kind == "bolt" else ()
-            return {
-                "id": part.id,
-                **{name: _by_stream(by_key, name in by_input) for name, by_key in rows.items()},
-            }
-
+        spouts = snapshot.components_of("spout", sys)
+        bolts = snapshot.components_of("bolt", sys)
         return {
             "window": window,
             "windowHint": window_hint(window),
-            "spouts": [described(part) for part in snapshot.components_of("spout", sys)],
-            "bolts": [described(part) for part in snapshot.components_of("bolt", sys)],
+            "spouts": [_stream_statistics(part, window, sys) for part in spouts],
+            "bolts": [_stream_statistics(part, window, sys) for part in bolts],
             "reported": [
                 {"component_id": component, "task": task, "metrics": dict(by_key)}
                 for (component, task), by_key in snapshot.metrics.items()
             ],
         }
 
-    def lag(self, name: str) -> dict[str, Any]:
-        """``/topology/:id/lag``: of the spouts whose tasks report a metric named ``lag``."""
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/lag",
+        summary="Lag of spouts that report one",
+        responses={200: dict[str, SpoutLag]},
+        errors=READ_ERRORS,
+    )
+    def lag(self, name: TopologyId) -> dict[str, Any]:
+        """Lag of the spouts whose tasks report a metric named ``lag``."""
         parts = sorted(self._reader.snapshot(name).components.items())
         return {component: _lag_row(part) for component, part in parts if part.lag is not None}
 
-    def errors(self, name: str) -> dict[str, Any]:
-        """``/topology/:id/get-errors``: the newest errors of all components."""
-        snapshot, links = self._reader.snapshot(name), Links(self._reader.view())
-        return {
-            "topologyErrors": [
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/get-errors",
+        summary="Newest errors",
+        responses={200: TopologyErrors},
+        errors=READ_ERRORS,
+    )
+    def errors(self, name: TopologyId) -> dict[str, Any]:
+        """The newest errors of all components."""
+        snapshot = self._reader.snapshot(name)
+        links = Links(self._reader.view())
+        rows: list[dict[str, Any]] = []
+        for part in snapshot.components.values():
+            rows.extend(
                 {"component": part.id, **_error_row(error, snapshot.id, links)}
-                for part in snapshot.components.values()
                 for error in part.errors
-            ]
-        }
+            )
+        return {"topologyErrors": rows}
 
-    def component(self, name: str, component: str, window: str, sys: bool) -> dict[str, Any]:
-        """``/topology/:id/component/:component``; :class:`KeyNotFound` when the topology has no
-        such component.
-        """
-        snapshot, links = self._reader.snapshot(name), Links(self._reader.view())
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/visualization-init",
+        summary="Streams of a topology",
+        responses={200: VisualTable},
+        errors=READ_ERRORS,
+    )
+    def visualization_init(
+        self, name: TopologyId, window: Window, sys: IncludeSystem
+    ) -> dict[str, Any]:
+        """Streams that a page can switch on and off."""
+        return visualization_table(self._reader, name, window, sys)
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/visualization",
+        summary="Graph of a topology",
+        responses={200: dict[str, VisualNode]},
+        errors=READ_ERRORS,
+    )
+    def visualization(self, name: TopologyId, window: Window, sys: IncludeSystem) -> dict[str, Any]:
+        """Components with their numbers and inputs."""
+        return visualization(self._reader, name, window, sys)
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}/component/{component:path}",
+        summary="A component",
+        responses={200: ComponentPage},
+        errors=READ_ERRORS,
+    )
+    def component(
+        self,
+        name: TopologyId,
+        component: Annotated[str, Parameter("path", "component", "Component id")],
+        window: Window,
+        sys: IncludeSystem,
+    ) -> dict[str, Any]:
+        """One component; :class:`KeyNotFound` when the topology has no such component."""
+        snapshot = self._reader.snapshot(name)
+        links = Links(self._reader.view())
         part = snapshot.components.get(component)
         if part is None:
             raise KeyNotFound(
@@ -169,7 +190,7 @@ class TopologyPages:
             "window": window,
             "windowHint": window_hint(window),
             "schedulerDisplayResource": False,
-            **_NOTHING_ASKED,
+            **_NO_REQUESTED_RESOURCES,
             "debug": bool(self._reader.runnable(snapshot.id).conf.get("topology.debug")),
             "samplingPct": 10.0,
             "eventLogLink": "",
@@ -179,6 +200,62 @@ class TopologyPages:
             "componentErrors": [_error_row(error, snapshot.id, links) for error in part.errors],
             **_statistics(part, snapshot.id, window, sys, links),
         }
+
+    @router.route(
+        "GET",
+        "/api/v1/topology/{id}",
+        summary="A topology",
+        responses={200: TopologyPage},
+        errors=READ_ERRORS,
+    )
+    def page(self, name: TopologyId, window: Window, sys: IncludeSystem) -> dict[str, Any]:
+        """The topology with its components and workers."""
+        snapshot = self._reader.snapshot(name)
+        runnable = self._reader.runnable(snapshot.id)
+        conf = self._reader.shown_conf(snapshot.id)
+        view = self._reader.view()
+        links = Links(view)
+        copies = self._reader.replication([snapshot.id]).get(snapshot.id, 0)
+        head = topology_row(
+            topology_by_name(view, snapshot.id), copies, self._nimbus.identity.version
+        )
+
+        return {
+            **head,
+            "user": None,
+            "schedulerDisplayResource": bool(head["assignedMemOnHeap"] or head["assignedCpu"]),
+            "msgTimeout": int(runnable.conf.get("topology.message.timeout.secs") or 0),
+            "window": window,
+            "windowHint": window_hint(window),
+            "topologyStats": [_topology_stats(snapshot, row_window, sys) for row_window in WINDOWS],
+            "workers": [worker_row(worker, links) for worker in snapshot.workers],
+            "spouts": [
+                _component_row(part, window, sys, snapshot.id, links)
+                for part in snapshot.components_of("spout", sys)
+            ],
+            "bolts": [
+                _component_row(part, window, sys, snapshot.id, links)
+                for part in snapshot.components_of("bolt", sys)
+            ],
+            "configuration": conf,
+            "debug": bool(runnable.conf.get("topology.debug")),
+            "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
+            "visualizationTable": [],
+        }
+
+
+def _stream_statistics(part: ComponentSnapshot, window: str, sys: bool) -> dict[str, Any]:
+    """Counts and latencies of a component by its output and input streams."""
+    sums = part.windows[window].filter_system(sys)
+    counts, latencies = _METRICS[part.kind]
+    statistics: dict[str, Any] = {"id": part.id}
+    for name in counts:
+        is_of_inputs = part.kind == "bolt" and name not in ("emitted", "transferred")
+        statistics[name] = _by_stream(getattr(sums, name), is_of_inputs)
+    for key, name in latencies.items():
+        means = {stream: format_fixed(mean) for stream, mean in getattr(sums, name).items()}
+        statistics[key] = _by_stream(means, part.kind == "bolt")
+    return statistics
 
 
 def _lag_row(part: ComponentSnapshot) -> dict[str, Any]:
@@ -208,12 +285,14 @@ def _counts(totals: Totals) -> dict[str, Any]:
     return {name: getattr(totals, name) for name in _COUNTS}
 
 
-def _numbers(one: ComponentSnapshot | ExecutorSnapshot, window: str, sys: bool) -> dict[str, Any]:
-    """Counts, and the numbers of a spout or a bolt that the other kind does not have."""
-    totals = one.windows[window].totals(include_sys=sys)
-    if one.kind == "spout":
+def _numbers(
+    snapshot: ComponentSnapshot | ExecutorSnapshot, window: str, sys: bool
+) -> dict[str, Any]:
+    """Counts, and the numbers that only spouts or only bolts have."""
+    totals = snapshot.windows[window].totals(include_sys=sys)
+    if snapshot.kind == "spout":
         return {**_counts(totals), "completeLatency": format_fixed(totals.complete_ms)}
-    return {**_counts(totals), "capacity": format_fixed(one.capacity), **_executed(totals)}
+    return {**_counts(totals), "capacity": format_fixed(snapshot.capacity), **_executed(totals)}
 
 
 def _executed(totals: Totals) -> dict[str, Any]:
@@ -233,7 +312,7 @@ def _component_row(
         f"encoded{part.kind.capitalize()}Id": quote_plus(part.id),
         "executors": len(part.executors),
         "tasks": len(part.tasks),
-        **_NOTHING_ASKED,
+        **_NO_REQUESTED_RESOURCES,
         **_numbers(part, window, sys),
         "latencyPercentiles": latency_document(part.windows[window].percentiles()),
         **_last_error(part, topology_id, links),
@@ -252,10 +331,19 @@ def _error_place(error: TaskError, topology_id: str, links: Links) -> dict[str, 
 def _last_error(part: ComponentSnapshot, topology_id: str, links: Links) -> dict[str, Any]:
     if part.errors:
         newest = part.errors[0]
-        text, place = short_error(newest.error), _error_place(newest, topology_id, links)
-        return {"lastError": text, "errorTime": newest.time, **place}
-    texts = dict.fromkeys(("lastError", "errorHost", "errorWorkerLogLink"), "")
-    return {**texts, **dict.fromkeys(("errorPort", "errorTime", "errorLapsedSecs"))}
+        return {
+            "lastError": short_error(newest.error),
+            "errorTime": newest.time,
+            **_error_place(newest, topology_id, links),
+        }
+    return {
+        "lastError": "",
+        "errorHost": "",
+        "errorWorkerLogLink": "",
+        "errorPort": None,
+        "errorTime": None,
+        "errorLapsedSecs": None,
+    }
 
 
 def _error_row(error: TaskError, topology_id: str, links: Links) -> dict[str, Any]:
@@ -293,27 +381,27 @@ def _window_row(part: ComponentSnapshot, window: str, sys: bool) -> dict[str, An
 
 
 def _output_row(part: ComponentSnapshot, sums: WindowStats, stream: str) -> dict[str, Any]:
-    one = sums.of(stream)
+    totals = sums.of(stream)
     if part.kind == "bolt":
-        return {"stream": stream, "emitted": one.emitted, "transferred": one.transferred}
+        return {"stream": stream, "emitted": totals.emitted, "transferred": totals.transferred}
     return {
         "stream": stream,
-        **_counts(one),
-        "completeLatency": format_fixed(one.complete_ms),
+        **_counts(totals),
+        "completeLatency": format_fixed(totals.complete_ms),
         "latencyPercentiles": latency_document(sums.stream_percentiles(stream)),
     }
 
 
 def _input_row(sums: WindowStats, key: str) -> dict[str, Any]:
     component, stream = split_input(key)
-    one = sums.of(key)
+    totals = sums.of(key)
     return {
         "component": component,
         "encodedComponentId": quote_plus(component),
         "stream": stream,
-        **_executed(one),
-        "acked": one.acked,
-        "failed": one.failed,
+        **_executed(totals),
+        "acked": totals.acked,
+        "failed": totals.failed,
         "latencyPercentiles": latency_document(sums.stream_percentiles(key)),
     }
 
@@ -323,13 +411,12 @@ def _statistics(
 ) -> dict[str, Any]:
     """The tables of a component's page: windows, streams, executors."""
     sums = part.windows[window].filter_system(sys)
+    windows_key = "spoutSummary" if part.kind == "spout" else "boltStats"
     tables: dict[str, Any] = {
-        "spoutSummary" if part.kind == "spout" else "boltStats": [
-            _window_row(part, each, sys) for each in WINDOWS
-        ],
+        windows_key: [_window_row(part, row_window, sys) for row_window in WINDOWS],
         "outputStats": [_output_row(part, sums, stream) for stream in sums.outputs],
         "executorStats": [
-            _executor_row(each, window, sys, topology_id, links) for each in part.executors
+            _executor_row(executor, window, sys, topology_id, links) for executor in part.executors
         ],
     }
     if part.kind == "bolt":
@@ -340,11 +427,11 @@ def _statistics(
 def _by_stream(by_key: Mapping[str, Any], of_inputs: bool) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for key, value in sorted(by_key.items()):
-        component, stream = split_input(key)
-        source = (
-            {"component_id": component, "stream_id": stream} if of_inputs else {"stream_id": key}
-        )
-        rows.append({**source, "value": value})
+        if of_inputs:
+            component, stream = split_input(key)
+            rows.append({"component_id": component, "stream_id": stream, "value": value})
+        else:
+            rows.append({"stream_id": key, "value": value})
     return rows
 
 
@@ -353,15 +440,13 @@ _COLUMNS = 4
 
 
 def _sane(stream: str) -> str:
-    """A stream's name as Storm's page uses it in identifiers."""
+    """A stream's name as an identifier of Storm's page."""
     name = stream if re.match(r"[A-Za-z]", stream) else f"s{stream}"
     return _UNSAFE.sub("_", name)
 
 
 def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
-    """Component -> its type, load, latency, what it sent by stream, executors and inputs; keys as
-    in Storm.
-    """
+    """Component -> its numbers, executors and inputs, with Storm's keys."""
     snapshot = reader.snapshot(name)
     runnable = reader.runnable(snapshot.id)
     spec = with_system_components(runnable.spec, runnable.conf) if sys else runnable.spec
@@ -371,47 +456,56 @@ def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> d
         if part is None:
             continue
         totals = part.windows[window].totals(include_sys=sys)
-        sent = part.windows[window].transferred
+        transferred = part.windows[window].transferred
+        topology_path = f"/api/v1/topology/{quote(snapshot.id, safe='')}"
         graph[component_id] = {
             ":type": kind,
             ":capacity": part.capacity,
             ":latency": totals.complete_ms if kind == "spout" else totals.execute_ms,
             ":transferred": {
-                stream: count for stream, count in sent.items() if sys or not is_system_name(stream)
+                stream: count
+                for stream, count in transferred.items()
+                if sys or not is_system_name(stream)
             },
-            ":stats": [
-                {
-                    ":host": one.host,
-                    ":port": one.port,
-                    ":uptime_secs": one.uptime_secs,
-                    ":transferred": {
-                        window: dict(one.windows[window].transferred) for window in WINDOWS
-                    },
-                }
-                for one in part.executors
-            ],
-            ":link": f"/api/v1/topology/{quote(snapshot.id, safe='')}/component/{quote(component_id, safe='')}",
+            ":stats": [_visual_stats(executor) for executor in part.executors],
+            ":link": f"{topology_path}/component/{quote(component_id, safe='')}",
             ":inputs": [
-                {
-                    ":component": one.component,
-                    ":stream": one.stream,
-                    ":sani-stream": _sane(one.stream),
-                    ":grouping": one.grouping.type,
-                }
-                for one in declared.inputs
-                if sys or not is_system_name(one.stream)
+                _visual_input(stream_input)
+                for stream_input in declared.inputs
+                if sys or not is_system_name(stream_input.stream)
             ],
         }
     return graph
 
 
+def _visual_stats(executor: ExecutorSnapshot) -> dict[str, Any]:
+    transferred = {window: dict(executor.windows[window].transferred) for window in WINDOWS}
+    return {
+        ":host": executor.host,
+        ":port": executor.port,
+        ":uptime_secs": executor.uptime_secs,
+        ":transferred": transferred,
+    }
+
+
+def _visual_input(stream_input: InputSpec) -> dict[str, Any]:
+    return {
+        ":component": stream_input.component,
+        ":stream": stream_input.stream,
+        ":sani-stream": _sane(stream_input.stream),
+        ":grouping": stream_input.grouping.type,
+    }
+
+
 def visualization_table(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
-    """Every stream once, in rows of four: what a page offers to switch on and off."""
+    """Every stream once, in rows of four, for a page that switches them on and off."""
     graph = visualization(reader, name, window, sys)
-    streams = sorted({one[":stream"] for part in graph.values() for one in part[":inputs"]})
+    streams: set[str] = set()
+    for component in graph.values():
+        streams.update(stream_input[":stream"] for stream_input in component[":inputs"])
     boxes = [
-        {":stream": one, ":sani-stream": _sane(one), ":checked": not is_system_name(one)}
-        for one in streams
+        {":stream": stream, ":sani-stream": _sane(stream), ":checked": not is_system_name(stream)}
+        for stream in sorted(streams)
     ]
     rows = [boxes[start : start + _COLUMNS] for start in range(0, len(boxes), _COLUMNS)]
     return {"visualizationTable": rows}

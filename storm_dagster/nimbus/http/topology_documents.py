@@ -1,0 +1,272 @@
+"""Documents of our own routes. Clients rely on their keys.
+
+Newer versions may add keys, except to the documents that forbid others, and to those in them that
+do not ignore others.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from storm_dagster.core.diagnosis import FindingKind
+from storm_dagster.core.snapshot.windows import Kind
+from storm_dagster.http.documents import Natural, absent_field
+from storm_dagster.model.records import TopologyStatus
+
+
+class HealthDocument(BaseModel):
+    """Health of one nimbus."""
+
+    leader: bool
+    leader_http: str | None
+    epoch: int | None
+    id: str
+    address: str
+    version: str
+    missing: int | None
+    status: Literal["ok", "degraded", "no leader", "no connection to ZooKeeper"]
+    cluster_id: str | None
+    uptime_secs: int
+
+
+class SubmittedDocument(BaseModel):
+    """Run that submits."""
+
+    run_id: str | None
+    token: str
+
+
+class RunDocument(BaseModel):
+    """A run of Dagster."""
+
+    status: str
+
+
+class ListRow(BaseModel, extra="ignore"):
+    """One topology in a list."""
+
+    id: str
+    name: str
+    status: TopologyStatus
+    uptime_secs: Natural
+    workers: Natural
+    not_running: Natural
+    degraded: bool
+    executors: Natural
+    tasks: Natural
+
+
+class ListDocument(BaseModel, extra="forbid"):
+    """All topologies."""
+
+    topologies: list[ListRow]
+
+
+class ShowWorker(BaseModel):
+    """A worker of a topology."""
+
+    node: str
+    host: str
+    port: int
+    pid: int | None
+    tasks: list[int]
+    uptime_secs: Natural
+    version: str | None
+
+
+class ShowTask(BaseModel):
+    """A task of a topology; without a slot while it waits for one."""
+
+    component: str
+    uptime_secs: Natural
+    stats: dict[str, float]
+    id: int
+    status: Literal["starting", "running", "dead", "unassigned"]
+    node: str | None
+    host: str | None
+    port: int | None
+
+
+class ShowComponent(BaseModel):
+    """A component with its statistics of all time.
+
+    ``latency`` and ``stream_latency`` are those of the last ten minutes.
+    """
+
+    type: Kind
+    executors: int
+    tasks: list[int]
+    stats: dict[str, float]
+    waiting: Natural
+    capacity: float
+    lag: float | None
+    latency: dict[str, dict[str, float]]
+    stream_latency: dict[str, dict[str, dict[str, float]]]
+    streams: dict[str, dict[str, int]]
+    lag_by_partition: dict[str, list[float | None]]
+
+
+class ShowError(BaseModel):
+    """An error that a task reported ``count`` times.
+
+    ``time`` is the one of the last report, in epoch seconds.
+    """
+
+    component: str
+    task: int
+    host: str
+    port: int
+    time: int
+    error: str
+    count: int
+
+
+class OperationRow(BaseModel, extra="ignore"):
+    """A submission or change that is accepted and has not ended.
+
+    ``step`` is its current step; ``run_id`` is null while its Dagster run is not known.
+    """
+
+    verb: Literal["submit", "update", "rebalance", "restart", "gray-upgrade"]
+    topology: str
+    topology_id: str
+    step: str
+    started_secs: Natural
+    age_secs: Natural | None
+    run_id: str | None
+    user: str | None
+
+
+class OperationsDocument(BaseModel, extra="ignore"):
+    """Operations under way, oldest first."""
+
+    operations: list[OperationRow]
+
+
+class ShowFinding(BaseModel):
+    """A problem of a topology, and its remedy.
+
+    ``component`` is empty for a problem of the whole topology.
+    """
+
+    component: str
+    text: str
+    remedy: str
+    kind: FindingKind
+    severity: Literal["warning", "note"]
+
+
+class ShowDocument(BaseModel):
+    """One topology with its tasks, workers, statistics and errors.
+
+    ``back_pressure`` is the number of workers that hold its spouts back.
+    """
+
+    id: str
+    name: str
+    status: TopologyStatus
+    uptime_secs: Natural
+    back_pressure: Natural
+    problems: list[str]
+    findings: list[ShowFinding]
+    operations: list[OperationRow]
+    workers: list[ShowWorker]
+    tasks: list[ShowTask]
+    components: dict[str, ShowComponent]
+    errors: list[ShowError]
+
+
+class StateEntry(BaseModel, extra="ignore"):
+    """A key of a task's state."""
+
+    task: int
+
+
+class StateDocument(BaseModel, extra="forbid"):
+    """A page of keyed state; ``next`` begins the page after it."""
+
+    id: str
+    component: str
+    next: str | None
+    entries: list[StateEntry]
+
+
+class DeadLetter(BaseModel, extra="ignore"):
+    """A tuple that failed too often.
+
+    ``raw`` is null if it cannot be emitted again. Times are in milliseconds since 1970.
+    """
+
+    number: int
+    task: int
+    stream: str
+    error: str
+    component: str
+    failed_task: int
+    tries: int
+    first_ms: int
+    last_ms: int
+    raw: str | None
+    replayed_ms: int = absent_field()
+    spout: str
+
+
+class DeadLettersDocument(BaseModel, extra="forbid"):
+    """A page of dead letters; ``next`` begins the page after it."""
+
+    id: str
+    next: str | None
+    letters: list[DeadLetter]
+
+
+class ChangedDocument(BaseModel):
+    """Response to a change; ``run_id`` is null if the leader executed it itself."""
+
+    run_id: str | None
+    id: str
+    name: str
+    status: str
+
+
+class BlacklistDocument(BaseModel, extra="forbid"):
+    """Hosts that get no new work."""
+
+    hosts: list[str]
+
+
+class ClusterNimbus(BaseModel):
+    """A nimbus."""
+
+    host: str
+    leader: bool
+    missing: int | None
+    port: int | None
+    uptime_secs: int | None
+    version: str | None
+    http: str | None
+
+
+class ClusterSupervisor(BaseModel):
+    """A supervisor; ``used`` are the ports of its slots that are assigned."""
+
+    id: str
+    host: str
+    ports: list[int]
+    used: list[int]
+    uptime_secs: Natural
+    version: str
+    blacklisted: bool
+    http: str | None
+
+
+class ClusterDocument(BaseModel):
+    """Nimbuses and supervisors.
+
+    ``corrupt`` has the reason by the path of each damaged record.
+    """
+
+    cluster_id: str
+    healer: bool
+    corrupt: dict[str, str]
+    nimbuses: list[ClusterNimbus]
+    supervisors: list[ClusterSupervisor]
