@@ -45,7 +45,7 @@ def test_a_run_is_forked_and_its_output_is_captured(server: CodeServer) -> None:
     assert output is not None and b"work says HELLO" in output
 
 
-def test_a_run_draws_writes_and_logs_as_in_an_interpreter_of_its_own(server: CodeServer) -> None:
+def test_a_forked_run_behaves_as_in_an_interpreter_of_its_own(server: CodeServer) -> None:
     numbers = set()
     for _ in range(2):
         run_id = server.launch()
