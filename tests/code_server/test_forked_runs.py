@@ -17,7 +17,7 @@ from storm_dagster.client.command import run_cli
 from storm_dagster.code_server.server import is_dagsters_own
 from storm_dagster.launcher import WarmRunLauncher
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.code_server import MODULE, CodeServer
+from storm_rigs.dagster.code_server import MODULE, CodeServer
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="elsewhere runs start the stock way"
