@@ -1,4 +1,4 @@
-"""Links to whole pages have the titles of these pages as their text; links to a heading find it."""
+"""Texts of links to pages are the titles of these pages, and links to a heading find it."""
 
 from __future__ import annotations
 

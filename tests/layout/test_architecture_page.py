@@ -1,4 +1,4 @@
-"""``docs/architecture.md`` names every package and folder, in an order in which imports point up."""
+"""``docs/architecture.md`` names every package and folder, in the order of their imports."""
 
 from __future__ import annotations
 
