@@ -39,7 +39,7 @@ def test_the_page_has_every_verb_with_its_fields() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
-def test_every_verb_has_an_operation_and_a_client_function(
+def test_every_verb_has_an_operation_that_takes_its_fields_and_a_function_of_the_client(
     verb: Verb,
 ) -> None:
     operation = (
