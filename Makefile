@@ -1,6 +1,6 @@
 # make demo | check | test                          what everybody needs
 # make test-all | chaos | soak | simulate | fuzz | compat | browser | test-docker | test-kafka | test-streamparse   what takes longer
-# make install | bench | docs | screenshots | dist-check | clean      (docs/contributing.md says what each does)
+# make install | bench | docs | screenshots | dist-check | clean      (CONTRIBUTING.md says what each does)
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv

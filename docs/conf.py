@@ -6,10 +6,14 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import llms_text
 import reference_pages
+from sphinx.application import Sphinx
 
 from storm_dagster import __version__
 
+DOCS = Path(__file__).parent
 project = "storm_dagster"
 release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
@@ -30,6 +34,14 @@ add_module_names = False
 nitpicky = False
 
 
-def setup(app: object) -> None:
-    """Write the reference pages before anything is read."""
-    reference_pages.write_pages(Path(__file__).parent / "reference")
+def write_llms_text(app: Sphinx, error: Exception | None) -> None:
+    """Write the list of pages beside them, with links of the site."""
+    if error is None:
+        text = llms_text.render(DOCS, of_site=True)
+        (Path(app.outdir) / "llms.txt").write_text(text, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    """Write the reference pages before anything is read, and the list of pages at the end."""
+    reference_pages.write_pages(DOCS / "reference")
+    app.connect("build-finished", write_llms_text)

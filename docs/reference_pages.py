@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,17 @@ def configuration_page() -> list[str]:
     return lines
 
 
+def link_pages(text: str) -> str:
+    """Text of a reference page in which ``docs/NAME.md`` is a link to that page."""
+
+    def link(match: re.Match[str]) -> str:
+        page = Path(__file__).with_name(match[1])
+        title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        return f"[{title}](../{page.name})"
+
+    return re.sub(r"\bdocs/([\w-]+\.md)\b", link, text)
+
+
 def _key_row(key: str, default: Any) -> tuple[str, str, str, str]:
     spec = CONF_KEYS[key]
     bounds = [
@@ -136,7 +148,7 @@ def _key_row(key: str, default: Any) -> tuple[str, str, str, str]:
         *([f"one of {', '.join(spec.choices)}"] if spec.choices else []),
     ]
     meaning = spec.doc + (f" ({'; '.join(bounds)})" if bounds else "")
-    return f"`{key}`", f"`{json.dumps(default)}`", spec.kind, cell(meaning)
+    return f"`{key}`", f"`{json.dumps(default)}`", spec.kind, link_pages(cell(meaning))
 
 
 def autodoc(kind: str, target: str) -> list[str]:

@@ -23,6 +23,7 @@ from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_answer, print_json, print_table
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.processes import RunFile
+from storm_dagster.host.requirements import install_command, requirements_of
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.security.settings import Security, zookeeper_tls
@@ -93,7 +94,7 @@ def _packages(invocation: Invocation) -> Iterator[HealthResult]:
         yield (
             "broken",
             f"not installed: {', '.join(missing)}",
-            f"{sys.executable} -m pip install storm-dagster",
+            install_command(requirements_of(missing)),
         )
     dagster = versions.get("dagster")
     webserver = versions.get("dagster-webserver")

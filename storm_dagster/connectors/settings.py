@@ -7,20 +7,23 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.host.requirements import extra_requirements, install_command
 from storm_dagster.model.conf import is_secret_key
 from storm_dagster.model.errors import InvalidRequest, MissingPart
 
 
 @contextmanager
 def client_library(extra: str) -> Iterator[None]:
-    """Import a client library in the block; :class:`MissingPart` names the ``extra`` that installs
-    it.
+    """Import a client library in the block.
+
+    :class:`MissingPart` names the command that installs it, and the ``extra`` that has it.
     """
     try:
         yield
     except ImportError as error:
         what = f"{error.name} is not installed on this host" if error.name else str(error)
-        raise MissingPart(f"{what}: pip install storm-dagster[{extra}]") from None
+        command = install_command(extra_requirements(extra))
+        raise MissingPart(f"{what}: {command} (the extra {extra} of storm-dagster)") from None
 
 
 def file_system(url: str, settings: Mapping[str, Any]) -> tuple[Any, str]:

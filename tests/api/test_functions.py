@@ -114,7 +114,7 @@ def test_async_functions_are_bolts(made: type[Bolt], expected: list[Any]) -> Non
     )
 
 
-def test_a_tuple_fails_when_its_function_raises_and_the_spout_emits_it_again() -> None:
+def test_a_tuple_whose_function_raises_fails_and_is_emitted_again() -> None:
     class Checked(Topology):
         config = {"topology.dead.letter.tries": 0}
         lines = lines.spec()
@@ -233,7 +233,7 @@ def test_a_function_that_cannot_be_one_is_refused(make: Callable[[], Any], error
         make()
 
 
-def test_a_wrong_number_or_type_of_values_is_an_error_of_its_component() -> None:
+def test_values_of_a_wrong_number_or_type_are_a_component_error() -> None:
     class Short(Topology):
         lines = lines.spec()
         short = short.spec(inputs=[lines])

@@ -36,7 +36,7 @@ shop.word: null -> "x\\u001b[31m"
         ({"dry_run": True, "would": "update"}, "would update wc-2-1700000000 (ACTIVE)\n"),
     ],
 )
-def test_each_changed_key_is_a_line_with_its_old_and_its_new_value(
+def test_each_changed_key_is_a_line_with_both_values(
     planned: dict[str, object], last: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     _print_change(Invocation(home=tmp_path), replace(DONE, planned=planned))

@@ -170,7 +170,7 @@ def test_a_change_that_a_follower_refused_is_made_at_the_leader(
     assert old.asked.count(("POST", path)) == new.asked.count(("POST", path)) == 1
 
 
-def test_a_change_that_may_have_taken_place_is_not_repeated_at_a_new_leader(
+def test_a_change_of_unknown_outcome_is_not_repeated_at_a_new_leader(
     peers: list[Peer],
 ) -> None:
     old, new = peers
@@ -188,7 +188,7 @@ def test_a_change_that_may_have_taken_place_is_not_repeated_at_a_new_leader(
         assert ("POST", path) in new.asked, "what is safe to repeat is repeated"
 
 
-def test_a_call_without_a_reply_is_sent_again_only_if_that_does_no_harm(
+def test_only_a_harmless_call_is_repeated_after_a_lost_reply(
     peers: list[Peer],
 ) -> None:
     leader = peers[0]
@@ -278,7 +278,7 @@ def test_no_leader_is_unavailable(peers: list[Peer]) -> None:
             nimbus.get("/v1/topologies")
 
 
-def test_what_is_waited_for_is_said_and_the_remedy_fits_what_was_seen(
+def test_a_wait_names_its_subject_and_a_fitting_remedy(
     peers: list[Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storm_dagster.client.leader._QUIET_SECS", 0.2)
@@ -442,7 +442,7 @@ def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:
             wait_for_tasks(nimbus, "wc", deadline=time.monotonic())
 
 
-def test_a_dagster_that_is_silent_for_a_while_does_not_end_the_wait_for_a_run(
+def test_the_wait_for_a_run_outlives_a_short_silence_of_dagster(
     peers: list[Peer],
 ) -> None:
     peer = peers[0]
@@ -473,7 +473,7 @@ def test_a_seed_may_be_a_host_an_address_or_a_url() -> None:
     assert seed_urls(secured) == ["https://a:9", "https://b:1", "http://c:2"]
 
 
-def test_a_kill_has_ended_when_its_topology_is_gone_whoever_has_the_name_by_then(
+def test_a_kill_ends_with_its_topology_even_if_the_name_is_reused(
     peers: list[Peer],
 ) -> None:
     peer = peers[0]

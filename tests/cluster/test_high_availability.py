@@ -413,7 +413,7 @@ def test_copies_come_back_to_a_nimbus_that_lost_its_disk(world: AvailabilityWorl
     world.sound()
 
 
-def test_without_a_quorum_reads_that_need_none_are_answered_and_writes_are_unavailable(
+def test_without_a_quorum_local_reads_succeed_and_writes_are_unavailable(
     world: AvailabilityWorld,
 ) -> None:
     daemons, zookeeper = world.daemons, world.zookeeper

@@ -327,7 +327,7 @@ def test_a_frozen_worker_is_replaced(cluster: LocalCluster, expected: Counter[st
 
 
 @pytest.mark.chaos
-def test_a_frozen_host_is_healed_once_and_its_workers_end_when_it_wakes(
+def test_a_frozen_host_is_healed_once_and_its_workers_end_on_waking(
     cluster: LocalCluster, expected: Counter[str]
 ) -> None:
     before = submit(cluster, "frozen")

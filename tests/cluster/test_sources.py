@@ -124,7 +124,7 @@ def written(tmp_path: Path) -> Iterator[Written]:
     kafka.close()
 
 
-def test_what_is_off_is_moved_and_is_deployed_anew_reads_each_record_once(
+def test_each_record_is_read_once_through_pause_move_and_redeploy(
     shared_cluster: LocalCluster, written: Written, tmp_path: Path
 ) -> None:
     cluster = shared_cluster

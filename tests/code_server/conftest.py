@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.code_server import CodeServer
+from storm_rigs.dagster.code_server import CodeServer
 
 
 @pytest.fixture(scope="module")

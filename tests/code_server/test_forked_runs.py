@@ -17,7 +17,7 @@ from storm_dagster.client.command import run_cli
 from storm_dagster.code_server.server import is_dagsters_own
 from storm_dagster.launcher import WarmRunLauncher
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.code_server import MODULE, CodeServer
+from storm_rigs.dagster.code_server import MODULE, CodeServer
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="elsewhere runs start the stock way"
@@ -45,7 +45,7 @@ def test_a_run_is_forked_and_its_output_is_captured(server: CodeServer) -> None:
     assert output is not None and b"work says HELLO" in output
 
 
-def test_a_run_draws_writes_and_logs_as_in_an_interpreter_of_its_own(server: CodeServer) -> None:
+def test_a_forked_run_behaves_as_in_an_interpreter_of_its_own(server: CodeServer) -> None:
     numbers = set()
     for _ in range(2):
         run_id = server.launch()

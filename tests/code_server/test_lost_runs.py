@@ -85,7 +85,7 @@ def test_a_run_before_a_restart_of_the_machine_or_container_is_lost(
     assert runs.report() == [run_id]
 
 
-def test_a_run_whose_process_lives_is_not_lost_when_the_clock_is_set(
+def test_a_live_run_is_not_lost_when_the_clock_is_set(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = runs.add()

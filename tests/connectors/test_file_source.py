@@ -213,7 +213,7 @@ def test_a_missing_client_library_is_named_with_its_extra(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "s3fs", None)
     # What fsspec has imported for another test it does not import again.
     monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
-    with pytest.raises(MissingPart, match=r"pip install storm-dagster\[s3\]"):
+    with pytest.raises(MissingPart, match=r"pip install 's3fs.* \(the extra s3 of"):
         FileSource("s3://bucket/*.csv").open({}, None)
     with pytest.raises(ImportError, match="gcsfs"):
         FileSource("gs://bucket/*.csv").open({}, None)

@@ -132,9 +132,7 @@ WITHOUT_FORM = [
 
 
 @pytest.mark.parametrize(("value", "reason"), WITHOUT_FORM)
-def test_a_value_without_a_form_is_refused_with_its_place_and_a_remedy(
-    value: Any, reason: str
-) -> None:
+def test_a_value_without_a_json_form_is_refused_with_a_remedy(value: Any, reason: str) -> None:
     with pytest.raises(NoJsonForm, match=reason) as error:
         json_text(value)
     assert len(str(error.value)) < 1500 and str(error.value).isascii()

@@ -77,7 +77,7 @@ def test_another_type_is_refused_with_field_type_and_remedy(value: Any, kind: st
         encode_key("customer", value)
 
 
-def test_text_that_is_not_unicode_and_a_number_that_is_too_long_are_refused() -> None:
+def test_text_outside_unicode_and_too_long_numbers_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"'customer' has half of a surrogate pair at position 1.*: remove it"
     ):

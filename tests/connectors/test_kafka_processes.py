@@ -433,7 +433,7 @@ def test_a_topic_that_is_created_again_stops_running_workers_by_name(
 @pytest.mark.skipif(
     "KAFKA_PID" not in os.environ, reason="a broker that may be stopped: set KAFKA_PID"
 )
-def test_a_broker_that_is_away_blocks_no_loop_and_work_goes_on_by_itself(
+def test_an_unreachable_broker_blocks_no_loop_and_work_resumes_alone(
     make: Callable[..., Readers], kafka: KafkaRig
 ) -> None:
     readers = make(tasks="10")
@@ -465,7 +465,7 @@ def test_a_broker_that_is_away_blocks_no_loop_and_work_goes_on_by_itself(
 
 
 @real
-def test_a_sink_that_is_away_blocks_no_loop_fills_no_memory_and_loses_nothing(
+def test_an_unreachable_broker_blocks_no_sink_fills_no_memory_loses_nothing(
     make: Callable[..., Readers], kafka: KafkaRig
 ) -> None:
     readers = make(tasks="10", use="Store")

@@ -268,7 +268,7 @@ WITHOUT_FORM: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("column_type", ["jsonb", "json", "jsonb[]"])
-def test_a_row_that_json_cannot_hold_is_rejected_by_name_and_those_beside_it_are_written(
+def test_only_the_row_that_json_cannot_hold_is_rejected(
     owner: str, column_type: str, db: psycopg.Connection[Any], open_sink: OpenSink
 ) -> None:
     db.execute(f"create table t (n int primary key, doc {column_type})")  # type: ignore[arg-type]
@@ -311,7 +311,7 @@ def test_each_element_of_an_array_of_json_is_a_value(
         assert reason in refused.value.rows[0]
 
 
-def test_tables_of_a_schema_odd_names_domains_and_views_have_columns_of_json_too(
+def test_json_columns_work_in_schemas_odd_names_domains_and_views(
     db: psycopg.Connection[Any], open_sink: OpenSink
 ) -> None:
     db.execute('drop schema if exists "Shop" cascade; create schema "Shop"')
@@ -377,7 +377,7 @@ def test_text_of_another_encoding_of_the_client_comes_back(
 
 
 @pytest.mark.parametrize("owner", OWNERS)
-def test_columns_that_change_under_an_open_sink_are_written_by_their_new_types(
+def test_columns_changed_under_an_open_sink_get_their_new_types(
     owner: str, db: psycopg.Connection[Any], open_sink: OpenSink
 ) -> None:
     db.execute("create table t (n int primary key, doc text, rest jsonb)")
@@ -400,7 +400,7 @@ def test_columns_that_change_under_an_open_sink_are_written_by_their_new_types(
     )
 
 
-def test_a_column_that_is_changed_while_its_row_waits_is_written_by_its_new_type(
+def test_a_column_changed_while_its_row_waits_gets_its_new_type(
     db: psycopg.Connection[Any], open_sink: OpenSink
 ) -> None:
     db.execute("create table t (n int primary key, doc text)")
@@ -425,7 +425,7 @@ def test_a_column_that_is_changed_while_its_row_waits_is_written_by_its_new_type
     assert values_of(db, "doc") == ["1"]
 
 
-def test_a_table_that_is_created_after_the_sink_was_opened_has_columns_of_json(
+def test_a_table_created_after_the_sink_opened_has_json_columns(
     db: psycopg.Connection[Any], open_sink: OpenSink
 ) -> None:
     sink = open_sink()

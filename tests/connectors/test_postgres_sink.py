@@ -123,7 +123,7 @@ def test_rows_that_do_not_fit_are_named_and_nothing_is_written(
     sink.close()
 
 
-def test_one_row_of_another_shape_is_refused_and_if_all_are_it_is_the_table(
+def test_a_row_of_another_shape_is_refused_alone_unless_all_are(
     conf: dict[str, Any], db: psycopg.Connection[Any]
 ) -> None:
     db.execute("create table t (n int, text text, extra jsonb)")
@@ -153,7 +153,7 @@ def test_one_row_of_another_shape_is_refused_and_if_all_are_it_is_the_table(
     sink.close()
 
 
-def test_a_row_that_the_commit_a_trigger_or_an_index_refuses_is_rejected_alone(
+def test_a_row_refused_by_commit_trigger_or_index_is_rejected_alone(
     conf: dict[str, Any], db: psycopg.Connection[Any]
 ) -> None:
     db.execute(
@@ -203,7 +203,7 @@ def test_a_row_that_the_commit_a_trigger_or_an_index_refuses_is_rejected_alone(
     sink.close()
 
 
-def test_the_newest_token_is_that_of_the_rows_and_an_earlier_connection_writes_nothing(
+def test_the_token_is_that_of_the_rows_and_earlier_connections_write_nothing(
     conf: dict[str, Any], db: psycopg.Connection[Any]
 ) -> None:
     db.execute("create table t (n int)")

@@ -188,7 +188,7 @@ def test_every_record_is_read_once_and_positions_are_committed(
 
 
 @pytest.mark.parametrize("make", SOURCES)
-def test_poison_is_a_dead_letter_with_reason_position_and_key_and_stops_nobody(
+def test_poison_becomes_a_dead_letter_and_stops_no_other_record(
     make: Callable[[], Source], tmp_path: Path
 ) -> None:
     World.reset(a=[b"%d" % n for n in range(30)], b=[b"{broken"])
@@ -211,7 +211,7 @@ def test_poison_is_a_dead_letter_with_reason_position_and_key_and_stops_nobody(
     assert sum(n == 7 for (n,) in World.seen) == 3
 
 
-def test_a_blocking_record_stops_its_partition_at_the_bound_and_says_so_once() -> None:
+def test_a_blocking_record_stops_its_partition_and_is_reported_once() -> None:
     World.reset(a=[b"%d" % n for n in range(80)], b=[b"%d" % n for n in range(100, 130)])
     World.bad = {0}
     with TopologyHarness(topology(OnLoop(), on_poison="block", max_open=5)) as harness:
@@ -320,7 +320,7 @@ def test_a_letter_that_cannot_be_kept_loses_no_record(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("make", SOURCES)
-def test_what_was_read_of_a_partition_before_it_was_created_again_commits_nothing(
+def test_records_of_a_recreated_partition_commit_nothing(
     make: Callable[[], Any],
 ) -> None:
     World.reset(a=[b"1", b"2"], b=[b"3"])
@@ -364,7 +364,7 @@ class Queue(Source):
         World.nacked.extend(handles)
 
 
-def test_records_of_a_queue_are_acked_one_by_one_and_the_rest_is_returned() -> None:
+def test_queue_records_are_acked_singly_and_the_rest_is_returned() -> None:
     World.reset()
     World.bad = {3}
     with TopologyHarness(topology(Queue(), on_poison="block")) as harness:
@@ -419,7 +419,7 @@ def test_lag_by_partition_is_in_the_statistics() -> None:
         )
 
 
-def test_an_error_of_the_source_is_reported_once_a_minute_and_work_goes_on() -> None:
+def test_a_source_error_is_reported_once_a_minute_while_work_continues() -> None:
     World.reset(a=[b"1", b"2"])
     World.error = ConnectionError("the server is away")
     with TopologyHarness(topology(OnLoop())) as harness:

@@ -130,7 +130,7 @@ def test_a_bound_stops_reading_and_no_retry() -> None:
     assert tracker.full == set() and tracker.held == 0
 
 
-def test_what_is_read_after_an_open_record_is_bounded_until_it_is_finished() -> None:
+def test_reading_past_an_unfinished_record_is_bounded() -> None:
     tracker = Tracker(2, QUICK)
     read(tracker, 1)
     first, given_out = tracker.take(0), 0
@@ -175,7 +175,7 @@ def test_a_record_of_a_queue_keeps_no_other_one_in_memory() -> None:
     assert first is not None and first.record.handle == 0 and last == 499
 
 
-def test_records_that_come_one_by_one_are_given_out_though_each_was_the_last() -> None:
+def test_records_that_arrive_singly_are_each_given_out() -> None:
     tracker = Tracker(1, QUICK)
     for after in range(1, 40):
         tracker.read(SourceRecord(after, "p", after))
@@ -186,7 +186,7 @@ def test_records_that_come_one_by_one_are_given_out_though_each_was_the_last() -
     assert dict(tracker.positions()) == {"p": 39} and not tracker.full
 
 
-def test_pauses_double_up_to_the_longest_and_a_lost_worker_is_no_try() -> None:
+def test_pauses_double_to_the_maximum_and_lost_workers_count_no_try() -> None:
     assert [QUICK.pause(tries) for tries in (1, 2, 3, 4, 5, 2000)] == [1, 2, 4, 8, 8, 8]
     tracker = Tracker(2, QUICK)
     read(tracker, 1)

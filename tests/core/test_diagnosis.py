@@ -192,7 +192,7 @@ def test_in_a_cycle_the_one_that_is_further_behind_is_named() -> None:
     assert kinds(found(*parts)) == [("bottleneck", "a")]
 
 
-def test_a_bolt_that_waits_for_another_one_of_its_worker_is_not_named() -> None:
+def test_the_slowest_bolt_of_a_worker_is_named_not_its_waiters() -> None:
     """Tasks of a worker take turns: here one sleeps, and what comes after it there waits."""
 
     def both(name: str, source: str, busy: float, waiting: int) -> ComponentSnapshot:
@@ -244,7 +244,7 @@ def test_one_dominating_key_is_told_from_a_slow_bolt() -> None:
         (0, 9.0, None),
     ],
 )
-def test_a_lag_is_reported_while_it_grows_and_while_it_takes_long_to_clear(
+def test_a_lag_is_reported_while_it_grows_or_clears_slowly(
     lag: float, rate: float, severity: str | None
 ) -> None:
     findings = found(spout(lag=float(lag), lag_rate=rate))
@@ -299,7 +299,7 @@ def test_a_host_on_which_everything_is_slower() -> None:
     )
 
 
-def test_no_ackers_is_a_note_and_a_silent_master_is_all_that_is_known() -> None:
+def test_no_ackers_is_a_note_and_a_silent_master_hides_the_rest() -> None:
     assert [(one.kind, one.severity) for one in found(spout(), ackers=0)] == [("no-ackers", "note")]
     silent = found(spout(), bolt("b", "lines", busy=1.0), reported=False)
     assert kinds(silent) == [("silent-master", "")] and "h1:6700" in silent[0].text

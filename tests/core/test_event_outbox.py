@@ -118,7 +118,7 @@ def test_a_task_has_a_bounded_number_of_events(outbox: EventOutbox[str]) -> None
     assert outbox.add(1, event(MOST_EVENTS), "tuple", 0.0)
 
 
-def test_a_closed_task_fails_its_tuples_and_keeps_what_nobody_would_report_again(
+def test_a_closed_task_fails_its_tuples_and_keeps_unrepeatable_events(
     outbox: EventOutbox[str],
 ) -> None:
     outbox.add(1, event(1), "tuple", 0.0)
@@ -146,7 +146,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS)
-def test_every_tuple_gets_one_verdict_and_an_ack_only_for_what_dagster_stored(
+def test_every_tuple_has_one_verdict_and_acks_mean_stored_by_dagster(
     actions: list[Any],
 ) -> None:
     """A Dagster that stores what it is sent, and whose answers get lost."""

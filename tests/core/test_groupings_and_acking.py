@@ -127,7 +127,7 @@ def test_pending_entries_never_expire_early() -> None:
     assert len(pending) == 1
 
 
-def test_short_waits_stop_the_clock_of_timeouts_and_do_not_begin_them_again() -> None:
+def test_short_waits_pause_message_timeouts_without_restarting_them() -> None:
     """A target that fails for half a second in every five keeps no lost entry permanently."""
     pending: PendingMap[str] = PendingMap(30.0)
     pending.add(0, "lost", 0.0)

@@ -172,7 +172,7 @@ def test_an_unset_last_step_grants_new_time() -> None:
     assert healer.keys(1, cluster("s2")) == []
 
 
-def test_the_guard_sets_an_alarm_stops_attempts_and_ends_with_the_launch_window() -> None:
+def test_the_guard_alarms_stops_attempts_and_ends_with_the_launch_window() -> None:
     healer = Healer()
     healer.at(0, cluster())
     step = healer.at(1, cluster("s1", "s2", "s3"))
@@ -261,7 +261,7 @@ def wide(placed: dict[int, str], up: Collection[str], version: int) -> ClusterVi
 
 
 @given(st.lists(st.floats(0, 7.9), min_size=4, max_size=9), st.booleans())
-def test_a_fault_that_comes_in_parts_moves_no_more_than_the_guard_allows(
+def test_a_fault_in_parts_moves_at_most_what_the_guard_allows(
     times: list[float], heals: bool
 ) -> None:
     healer = Healer(settings=UNHURRIED)
@@ -316,7 +316,7 @@ def test_an_arriving_supervisor_ends_the_back_off() -> None:
     assert healer.keys(19, cluster("s2", gone=("s3",))) == []
 
 
-def test_the_record_of_the_sensor_tells_an_arrival_from_a_supervisor_that_was_there() -> None:
+def test_the_sensor_record_distinguishes_new_supervisors_from_known_ones() -> None:
     healer = Healer(state=HealingMemory())
     healer.at(0, cluster())
     assert b'"supervisors":{}' in healer.state.to_record()  # type: ignore[attr-defined]

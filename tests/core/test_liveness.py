@@ -247,7 +247,7 @@ def starting(view: ClusterView, *nodes: str, token: str = "x") -> ClusterView:
     return replace(view, topologies={"t-1-1": replace(topology, live_workers=live)})
 
 
-def test_a_worker_that_never_reports_its_tasks_is_dead_after_the_launch_window() -> None:
+def test_a_worker_without_reports_is_dead_after_the_launch_window() -> None:
     """It is there and beats, but a task of it never came up."""
     clock = Clock()
     clock.at(0, starting(cluster(TWO), "s2"))
@@ -277,7 +277,7 @@ def test_a_cluster_that_was_started_as_a_whole_gets_a_launch_window() -> None:
     assert ("lost_host", "s2") in clock.kinds(126, late)
 
 
-def test_a_cluster_that_was_started_between_two_looks_gets_a_launch_window_too() -> None:
+def test_a_cluster_started_between_two_polls_gets_a_launch_window() -> None:
     clock = Clock()
     clock.at(0, cluster(TWO, count=50))
     half = cluster(TWO, gone={("s1", 1), ("s2", 1)}, lost={"s2"}, count=1)
@@ -290,7 +290,7 @@ def test_a_cluster_that_was_started_between_two_looks_gets_a_launch_window_too()
     )
 
 
-def test_a_host_that_came_back_with_its_cluster_and_is_lost_then_has_no_launch_window() -> None:
+def test_a_host_lost_after_its_return_has_no_launch_window() -> None:
     """The observer was cut off while every supervisor restarted."""
     limits = replace(LIMITS, window_secs=8)
     clock = Clock()

@@ -274,7 +274,7 @@ def test_shapes_that_cannot_work_are_refused(conf: dict[str, Any], words: str) -
         window_shape(full, "bolt 'b'")
 
 
-def test_a_window_may_be_longer_than_the_message_timeout_and_the_pending_tuples() -> None:
+def test_a_window_may_exceed_message_timeout_and_pending_tuples() -> None:
     conf = {"topology.message.timeout.secs": 30, "topology.max.spout.pending": 10}
     window_shape({**conf, "topology.bolts.window.length.duration.ms": 60_000}, "bolt 'b'")
     window_shape({**conf, "topology.bolts.window.length.count": 60_000}, "bolt 'b'")
@@ -310,7 +310,7 @@ def test_a_pane_that_was_not_answered_comes_again_after_a_restart(
     assert again == pane
 
 
-def test_the_watermark_is_that_of_every_task_and_a_silent_one_does_not_hold_it_for_ever() -> None:
+def test_the_watermark_is_the_minimum_of_all_tasks_that_send() -> None:
     shape = WindowShape(length_ms=10, slide_ms=10, event_time=True, idle_ms=1000)
     windows = Windows(shape, sources=[("s", 1), ("s", 2), ("quiet", 3)])
     for at in range(100):
@@ -399,7 +399,7 @@ def test_sessions_move_with_their_keys_to_another_number_of_tasks(
     SMALL,
     SMALL,
 )
-def test_tuples_of_two_tasks_are_in_each_window_once_when_one_goes_on(
+def test_after_a_merge_tuples_of_both_tasks_count_once_per_window(
     left: list[int], right: list[int], length: int, slide: int
 ) -> None:
     """The tasks have evaluated their windows up to different ends."""

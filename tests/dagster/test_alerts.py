@@ -116,7 +116,7 @@ def test_a_failed_check_is_told_once_and_its_end_once(desk: Desk) -> None:
     assert desk.tick() == [f"ERROR: {CHECK}"]
 
 
-def test_checks_of_others_and_warnings_are_told_to_nobody_who_did_not_ask(
+def test_foreign_checks_and_warnings_alert_only_on_request(
     instance: dg.DagsterInstance,
 ) -> None:
     desk, curious = Desk(instance), Desk(instance, warnings=True, selection=dg.AssetSelection.all())

@@ -65,7 +65,7 @@ class Sensor:
 
 
 @pytest.mark.long
-def test_a_cause_that_cannot_be_placed_gets_ten_runs_a_day_at_most() -> None:
+def test_an_unplaceable_cause_gets_at_most_ten_runs_a_day() -> None:
     sensor, view = Sensor(), one_of_two_hosts_is_lost(1)
     asked: dict[str, list[int]] = {}
     for now in range(0, 3 * DAY, 5):

@@ -218,7 +218,7 @@ def test_a_visible_topology_without_assignment_is_found(world: DagsterWorld) -> 
     assert set(found) == {"base_implies_published"}
 
 
-def test_two_live_owners_of_one_task_are_found_and_a_handover_is_not(world: DagsterWorld) -> None:
+def test_two_live_owners_fail_the_check_and_a_handover_does_not(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     view = world.cluster.load_view()

@@ -81,7 +81,7 @@ def test_another_release_than_ours_is_refused_with_the_one_to_install() -> None:
 
 
 def test_every_run_of_ours_has_its_place_in_a_queue() -> None:
-    """docs/dagster.md: 100 where a user waits, 1000 for healing, nothing for upkeep."""
+    """docs/shared-instance.md: 100 where a user waits, 1000 for healing, nothing for upkeep."""
     jobs = build_storm_defs(resource_prefix="").resolve_all_job_defs()
     places = {
         job.name: job.tags.get("dagster/priority") for job in jobs if not job.name.startswith("__")

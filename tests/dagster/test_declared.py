@@ -208,7 +208,7 @@ def test_names_that_look_alike_as_identifiers_stay_apart(project: Project) -> No
     dg.Definitions.validate_loadable(project.load())
 
 
-def test_a_name_with_a_dot_stays_apart_or_is_refused_with_the_release_that_takes_it(
+def test_a_dotted_name_stays_distinct_or_names_the_release_that_accepts_it(
     project: Project,
 ) -> None:
     for folder, name in (("one", "a-b"), ("two", "a.b")):
@@ -221,7 +221,7 @@ def test_a_name_with_a_dot_stays_apart_or_is_refused_with_the_release_that_takes
         assert "'a.b'" in said and "1.13.4" in said
 
 
-def test_assets_say_what_they_read_what_they_emit_and_where_their_code_is(project: Project) -> None:
+def test_assets_show_inputs_outputs_and_their_code(project: Project) -> None:
     # Templates of the first releases of 1.12 know no ``dg``.
     word = (
         "dg.AutomationCondition"

@@ -79,7 +79,7 @@ def test_each_change_is_asked_for_once_and_after_another_deploy_again(
         assert ask(later, running(code_dir="wc-1-1.5")).run_key != request.run_key
 
 
-def test_a_run_that_died_with_its_process_holds_up_deploys_for_two_hours(
+def test_a_run_lost_with_its_process_blocks_deploys_two_hours(
     instance: dg.DagsterInstance,
 ) -> None:
     launched(instance, ask(instance, running()), dg.DagsterRunStatus.STARTED)

@@ -237,7 +237,7 @@ def shop(world: DagsterWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.long
-def test_assets_downstream_are_requested_for_a_new_version_and_never_to_keep_one_fresh(
+def test_only_a_new_version_requests_assets_downstream(
     shop: Shop,
 ) -> None:
     eager = dg.AutomationCondition.eager()
@@ -287,7 +287,7 @@ def test_assets_downstream_are_requested_for_a_new_version_and_never_to_keep_one
 
 
 @pytest.mark.long
-def test_six_hours_of_a_busy_topology_of_300_tasks_are_a_quarter_of_a_megabyte_at_most(
+def test_six_busy_hours_of_300_tasks_stay_below_a_quarter_megabyte(
     shop: Shop, tmp_path: Path
 ) -> None:
     shop.runs(topology=word_count(100))
@@ -337,7 +337,7 @@ def test_an_ended_topology_stays_ended_and_its_checks_fail(shop: Shop) -> None:
     assert not checks["fresh"].passed and checks["fresh"].severity == dg.AssetCheckSeverity.ERROR
 
 
-def test_changed_code_is_asked_for_by_the_sensor_or_the_schedule_and_not_by_both(
+def test_sensor_and_schedule_never_both_request_changed_code(
     shop: Shop,
 ) -> None:
     shop.now = time.time()
@@ -350,7 +350,7 @@ def test_changed_code_is_asked_for_by_the_sensor_or_the_schedule_and_not_by_both
     assert not shop.tick(3600.0)[1].run_requests
 
 
-def test_one_deploy_at_a_time_and_the_same_version_is_left_to_the_first(shop: Shop) -> None:
+def test_deploys_of_one_version_are_one_and_other_versions_wait(shop: Shop) -> None:
     said: list[str] = []
     began, done = threading.Event(), threading.Event()
 
@@ -376,7 +376,7 @@ def test_one_deploy_at_a_time_and_the_same_version_is_left_to_the_first(shop: Sh
             assert later
 
 
-def test_a_run_that_meets_a_deploy_of_the_same_version_is_green_and_changes_nothing(
+def test_a_second_deploy_of_the_same_version_succeeds_without_changes(
     shop: Shop,
 ) -> None:
     version = shop.topology.described.code_version
@@ -404,7 +404,7 @@ def test_code_that_is_newer_than_the_location_is_seen(shop: Shop) -> None:
     assert "reload" not in str(shop.tick(70.0)[1].skip_reason)
 
 
-def test_code_that_the_location_has_not_loaded_asks_for_no_run_again_and_again(shop: Shop) -> None:
+def test_code_not_loaded_by_the_location_requests_no_runs(shop: Shop) -> None:
     shop.file.write_text(CODE + "\n# changed\n", encoding="utf-8")
     newer = describe_declared(shop.topology.declaration).code_version
     shop.runs(version=newer)

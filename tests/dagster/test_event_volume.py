@@ -46,7 +46,7 @@ def test_a_healthy_day_of_300_tasks_is_what_is_seen_at_first() -> None:
 
 
 @pytest.mark.long  # a healthy day is in every run
-def test_a_day_with_a_crash_and_a_rebalance_every_hour_stays_below_a_megabyte() -> None:
+def test_a_day_of_hourly_crashes_and_rebalances_stays_below_a_megabyte() -> None:
     events = events_of(day_of_crashes(300))
     assert {event.asset_key for event in events if isinstance(event, dg.AssetObservation)} >= {
         WORKERS
@@ -88,7 +88,7 @@ def test_cursors_stay_small_in_the_largest_cluster(zk_cluster: StormClusterState
 
 
 @pytest.mark.zookeeper
-def test_the_lifecycle_sensors_cursor_stays_small_with_all_the_names_that_it_marks(
+def test_the_lifecycle_sensors_cursor_stays_small_with_many_names(
     world: DagsterWorld,
 ) -> None:
     add_topologies(world.cluster, 400)

@@ -201,7 +201,7 @@ def test_a_restart_is_done_when_every_worker_is_a_new_process(
     supervisors.join()
 
 
-def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wrong(
+def test_update_runs_new_code_and_wrong_code_keeps_the_old(
     world: DagsterWorld,
 ) -> None:
     world.submit("wc", conf={"topology.workers": 1})

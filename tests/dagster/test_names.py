@@ -164,7 +164,7 @@ def test_the_default_status_reaches_every_sensor_and_schedule() -> None:
     assert {item.default_status.value for item in ticking} == {"STOPPED"}
 
 
-def test_resources_are_replaced_by_their_plain_or_full_key_and_others_are_refused() -> None:
+def test_resources_are_replaced_by_known_keys_and_others_refused() -> None:
     resource = ZooKeeperResource(home="/srv/else")
     for key in ("zookeeper", "storm_prod_zookeeper"):
         defs = build_storm_defs(cluster="prod", resources={key: resource})

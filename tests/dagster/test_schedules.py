@@ -65,7 +65,7 @@ def test_a_topology_that_can_spread_better_is_rebalanced_once(world: DagsterWorl
     assert request.run_key == again.run_key
 
 
-def test_what_was_just_placed_is_not_moved_again_and_a_tick_reads_the_cluster_once(
+def test_a_recent_placement_is_not_moved_and_ticks_read_once(
     world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crowded(world)

@@ -144,7 +144,7 @@ def test_a_lost_host_is_one_run_for_all_its_topologies(world: DagsterWorld, repl
         assert {worker.node for worker in world.topology(name).assignment.workers} == {"s2"}
 
 
-def test_a_repeated_tick_has_the_same_run_key_and_a_healed_cluster_is_quiet(
+def test_a_repeated_tick_repeats_its_run_key_until_healed(
     world: DagsterWorld,
 ) -> None:
     running(world, "wc")
@@ -274,7 +274,7 @@ def test_a_restart_in_place_is_an_observation_and_no_run(world: DagsterWorld) ->
     assert not evaluate(world, "heartbeat_sensor", result.cursor).asset_events
 
 
-def test_mass_loss_is_an_alarm_in_tick_asset_and_status_until_it_is_over(
+def test_mass_loss_is_an_alarm_everywhere_until_it_is_over(
     world: DagsterWorld,
 ) -> None:
     for number in (3, 4):
@@ -432,7 +432,7 @@ def test_the_lifecycle_sensor_adds_the_key_of_a_topology_that_lives(world: Dagst
 
 
 @pytest.mark.parametrize("job", [SUBMIT_JOB, REBALANCE_JOB])
-def test_the_key_of_a_topology_that_the_leader_removed_goes_once_no_run_uses_it(
+def test_the_key_of_a_removed_topology_goes_after_its_last_run(
     world: DagsterWorld, leader: NimbusThread, job: str
 ) -> None:
     """The topology lives between two ticks: no tick sees it alive."""
@@ -469,7 +469,7 @@ def test_a_key_that_is_being_prepared_is_never_dropped(world: DagsterWorld) -> N
 
 
 @pytest.mark.usefixtures("leader")
-def test_a_submission_that_died_with_its_process_keeps_the_key_for_two_hours(
+def test_a_submission_lost_with_its_process_keeps_the_key_two_hours(
     world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running(world, "wc")

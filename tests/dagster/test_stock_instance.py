@@ -116,7 +116,7 @@ def test_without_zookeeper_no_tick_holds_up_the_sensors_that_share_its_thread(
 
 
 @pytest.mark.long
-def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
+def test_behind_a_full_queue_the_leader_heals_before_the_run(
     world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat_sensor, "_MAX_QUEUE_SECS", 0.0)

@@ -100,7 +100,7 @@ def test_a_key_that_the_end_of_a_namesake_took_is_added_again(world: DagsterWorl
     assert world.instance.has_dynamic_partition(PARTITIONS_NAME, "again")
 
 
-def test_a_topology_that_breaks_a_rule_fails_with_its_type_and_stores_nothing(
+def test_a_topology_that_breaks_a_rule_fails_and_stores_nothing(
     world: DagsterWorld,
 ) -> None:
     result = world.submit("bad", topology={"spouts": {}, "bolts": {}})

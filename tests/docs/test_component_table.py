@@ -100,7 +100,7 @@ PROOFS = {
         WINDOWS + "test_a_session_longer_than_the_message_timeout_is_emitted_once",
         ROWS + "test_dividing_a_batch_ends_before_its_tuples_time_out",
     ),
-    "a [dead letter](#a-tuple-that-fails-every-time) names": (
+    "a [dead letter](errors.md#a-tuple-that-fails-every-time) names": (
         "tests/worker/test_dead_letters.py::test_a_poison_tuple_becomes_a_letter_and_the_rest_flows",
         "tests/worker/test_dead_letters.py::test_a_program_gives_a_reason_and_later_tuples_are_not_blamed",
         WINDOWS + "test_a_stamp_that_is_no_time_fails_its_tuple",

@@ -136,7 +136,7 @@ class Reader:
         try:
             for typed in console_commands(page):
                 if typed.program == "pip":
-                    assert typed.command == "pip install storm-dagster"
+                    assert typed.command == "pip install ./storm-dagster"
                 else:
                     self.type(typed)
         finally:

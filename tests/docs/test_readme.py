@@ -14,7 +14,10 @@ from storm_dagster.packaging.target import describe_target
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def test_the_first_topology_is_a_topology(tmp_path: Path) -> None:

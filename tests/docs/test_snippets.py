@@ -22,7 +22,10 @@ import yaml
 from storm_dagster.cli.app import VERBS, cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 FENCE = re.compile(
     r"(?P<mark><!-- not run: [^>]+ -->\s*\n)?^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```",
     flags=re.S | re.M,

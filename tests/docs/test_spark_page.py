@@ -15,19 +15,17 @@ QUERY, BRIDGE = (
 WORKER = "tests/spark_components/test_query_worker.py::"
 WINDOWS = QUERY + "test_windows_of_event_time_go_to_files_once_across_stop_and_start"
 COUNTED = QUERY + "test_rows_are_counted_and_timed_as_the_statistics_show_them"
-FUNCTION = QUERY + "test_a_function_gets_each_batch_with_its_id_and_its_error_is_the_components"
+FUNCTION = QUERY + "test_a_function_gets_batch_and_id_and_its_errors_are_reported"
 REFUSED = QUERY + "test_what_cannot_run_is_refused"
-LAG = QUERY + "test_the_lag_is_what_a_source_reports_or_the_distance_of_its_offsets"
+LAG = QUERY + "test_the_lag_is_reported_by_the_source_or_computed_from_offsets"
 PROOFS = {
     "| sink | argument |": {
         "files in a folder": (WINDOWS,),
         "a table of": (QUERY + "test_a_table_of_spark_takes_the_rows",),
-        "another sink": (
-            QUERY + "test_a_change_that_the_checkpoint_does_not_allow_is_an_error_with_the_remedy",
-        ),
+        "another sink": (QUERY + "test_a_change_against_the_checkpoint_is_an_error_with_remedy",),
         "a function": (
             FUNCTION,
-            QUERY + "test_the_example_counts_lines_by_the_hour_in_which_their_file_was_changed",
+            QUERY + "test_the_example_counts_lines_by_hour_of_file_change",
         ),
         "the topology": (COUNTED,),
     },
@@ -51,7 +49,7 @@ PROOFS = {
         ),
         "a checkpoint of": (
             QUERY + "test_a_checkpoint_of_another_component_is_refused_with_its_name",
-            QUERY + "test_a_change_that_the_checkpoint_does_not_allow_is_an_error_with_the_remedy",
+            QUERY + "test_a_change_against_the_checkpoint_is_an_error_with_remedy",
         ),
         "a sink or a query": (REFUSED,),
         "a function that raises": (
@@ -73,7 +71,7 @@ PARAGRAPHS = {
         WORKER + "test_a_query_stops_while_inactive_and_goes_on_without_its_worker",
     ),
     "**If the owner dies.**": (
-        QUERY + "test_the_query_of_an_owner_that_was_killed_goes_on_and_ends_with_its_topology",
+        QUERY + "test_a_query_outlives_its_owner_and_ends_with_its_topology",
         "tests/operations/test_cleaner.py::test_a_spark_that_does_not_answer_keeps_no_topology",
     ),
 }

@@ -169,7 +169,7 @@ def test_keys_below_prefixes_of_users_reach_the_code_of_a_topology() -> None:
     assert validate_conf(mine, source="topology", submitted=True) == (mine, [])
 
 
-def test_a_family_of_storm_hides_no_key_that_means_something_and_no_other_typo() -> None:
+def test_a_key_family_of_storm_hides_neither_known_keys_nor_typos() -> None:
     assert not [key for key in keys_without_meaning() if key in CONF_KEYS]
     for key in CONF_KEYS:
         assert validate_conf({key: default_conf()[key]}, source="f") == (

@@ -94,7 +94,7 @@ SOME_LAYERS = st.dictionaries(st.sampled_from(sorted(LAYERS)), CONFS, max_size=6
 
 
 @given(layers=SOME_LAYERS)
-def test_each_value_comes_from_a_layer_and_null_only_where_it_is_a_value(layers: Any) -> None:
+def test_each_value_has_a_layer_and_null_counts_only_where_allowed(layers: Any) -> None:
     merged = merge_conf(layers)
     for key, value in merged.items():
         assert value in [layer[key] for layer in layers.values() if key in layer]

@@ -17,7 +17,7 @@ def advised(settings: Any) -> dict[str, str]:
     return {row.setting: row.better for row in instance_advice(settings)}
 
 
-def test_a_stock_instance_could_wait_in_threads_and_look_at_its_queue_more_often() -> None:
+def test_a_stock_instance_is_advised_on_sensor_threads_and_queue_interval() -> None:
     assert advised({}) == {"sensors.use_threads": "true", "run_queue.dequeue_interval_seconds": "1"}
     for row in instance_advice({}):
         assert row.now and row.gain and row.cost
@@ -49,7 +49,7 @@ def test_a_queue_of_one_run_is_named_wherever_it_is_set(queue: dict[str, Any]) -
     assert advised({**THREADS, **queue})["concurrency.runs.max_concurrent_runs"] == "2 or more"
 
 
-def test_the_pause_of_the_queue_is_read_from_the_coordinator_that_dagster_makes_of_it() -> None:
+def test_the_queue_interval_is_read_from_dagsters_coordinator() -> None:
     coordinator = {"class": "QueuedRunCoordinator", "config": {"dequeue_interval_seconds": 10}}
     (row,) = instance_advice({**THREADS, "run_coordinator": coordinator})
     assert (row.setting, row.now) == ("run_queue.dequeue_interval_seconds", "10")

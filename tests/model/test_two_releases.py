@@ -202,7 +202,7 @@ def test_the_bound_counts_records_in_records_and_grows_with_them() -> None:
         decode_record(Assignment, raw("x" * 200))
 
 
-def test_a_new_record_takes_over_the_unknown_fields_of_the_one_that_it_replaces() -> None:
+def test_a_new_record_keeps_unknown_fields_of_its_predecessor() -> None:
     before = decode_record(WorkerSlot, b'{"node":"s","host":"h","port":1,"tasks":"1","more":1}')
     after = WorkerSlot(node="s", host="h", port=1, tasks="1-2")
     assert json.loads(encode_record(after.keep_unknown(before))) == {

@@ -148,7 +148,7 @@ def test_a_daemon_whose_name_moves_to_another_address_ends(
     assert nimbus.code == Unavailable.exit_code and "start it again" in caplog.text
 
 
-def test_a_leader_without_blobs_ends_only_those_of_topologies_and_submissions_that_are_gone(
+def test_a_leader_without_blobs_deletes_only_those_of_gone_topologies(
     stage: Stage,
 ) -> None:
     follower_keys = {"nimbus.inbox.jar.expiration.secs": 1}

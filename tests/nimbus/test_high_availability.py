@@ -139,7 +139,7 @@ def test_missing_copies_are_refused_unless_degraded_is_allowed(stage: Stage) -> 
 
 
 @pytest.mark.long
-def test_the_error_about_missing_copies_comes_in_time_and_names_who_is_missing(
+def test_the_error_about_missing_copies_names_the_missing_hosts_in_time(
     stage: Stage,
 ) -> None:
     """One nimbus was killed: a client that waits 30 s for an answer learns which one, though 60 s
@@ -177,7 +177,7 @@ def test_a_late_follower_fetches_everything(
     eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 2, what="both registrations")
 
 
-def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_nimbus(
+def test_copies_of_an_unfinished_submission_reach_a_late_nimbus(
     stage: Stage, state: Callable[[], ZooKeeperClusterState]
 ) -> None:
     """Its topology is not visible yet. A session that ends takes the announcement of a copy along,
@@ -239,7 +239,7 @@ def test_a_deletion_reaches_the_followers(
     eventually(lambda: not store_of(second).exists(KEY), what="the deletion on the follower")
 
 
-def test_a_deleted_blob_does_not_come_back_from_a_leader_that_was_away(stage: Stage) -> None:
+def test_a_returning_leader_does_not_restore_a_deleted_blob(stage: Stage) -> None:
     first = stage.nimbus("n1").await_leading()
     second = stage.nimbus("n2").await_serving()
     with NimbusBlobClient(first.url, min_replication=2) as blobs:
@@ -417,7 +417,7 @@ def test_failed_initialization_drops_leadership_and_logs_the_reason(
 
 
 @pytest.mark.long
-def test_the_last_copy_of_a_users_blob_outlives_a_leader_that_lacks_it(stage: Stage) -> None:
+def test_the_last_copy_of_a_blob_outlives_a_leader_without_it(stage: Stage) -> None:
     """Stored while the other was away; its holder comes back as a follower, long after blobs like
     it are dropped.
     """

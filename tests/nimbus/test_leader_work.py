@@ -608,7 +608,7 @@ def report_materialization(
 
 
 @pytest.mark.dagster
-def test_an_event_of_a_declared_topology_says_that_this_dagster_does_not_define_its_asset(
+def test_an_event_for_an_asset_unknown_to_dagster_is_an_error(
     with_dagster: NimbusThread, cluster: Callable[[], StormClusterState]
 ) -> None:
     state = cluster()
@@ -851,7 +851,7 @@ _ALWAYS = {("_finish_due", True), ("_clean", True)}
         for hangs in (False, True)
     ],
 )
-def test_a_duty_that_fails_or_hangs_keeps_no_other_one_from_being_done(
+def test_a_duty_that_fails_or_hangs_delays_no_other_duty(
     stage: Stage,
     cluster: Callable[[], StormClusterState],
     monkeypatch: pytest.MonkeyPatch,
@@ -943,7 +943,7 @@ def test_a_disk_that_deletes_nothing_keeps_one_topology_and_no_other_duty(
     )
 
 
-def test_the_leader_removes_what_it_killed_and_leaves_the_rest_to_an_armed_sensor(
+def test_the_leader_removes_its_kills_and_leaves_healing_to_the_sensor(
     stage: Stage, cluster: Callable[[], StormClusterState]
 ) -> None:
     nimbus = stage.nimbus(nimbus__monitor__backstop__secs=3600).await_leading()

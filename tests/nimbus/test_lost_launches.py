@@ -237,7 +237,7 @@ def test_a_change_whose_record_a_deposed_leader_cannot_abandon_may_take_place(
         state.disconnect()
 
 
-def test_a_request_that_dagster_may_have_read_is_told_from_one_that_it_cannot() -> None:
+def test_a_request_dagster_may_have_read_differs_from_an_unsent_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/graphql"
         transport = DagsterTransport(lambda: DagsterAccess(url), timeout=0.3)

@@ -113,7 +113,7 @@ def test_the_rates_of_a_topology_are_what_flows(shop: Shop) -> None:
     assert 0.8 < float(score[2]) < 5, "a sleep of 1 ms"
 
 
-def test_a_slow_bolt_is_named_by_the_page_and_by_show_and_what_feeds_it_is_not(shop: Shop) -> None:
+def test_page_and_show_name_the_slow_bolt_not_its_feeder(shop: Shop) -> None:
     def named() -> list[tuple[str, str]]:
         return [
             (one["kind"], one["component"])
@@ -384,7 +384,7 @@ def history(shop: Shop, nimbus: NimbusThread) -> list[str]:
 
 
 @pytest.mark.long
-def test_another_leader_shows_the_same_history_and_another_topology_master_a_marked_gap(
+def test_history_outlives_the_leader_and_marks_a_topology_masters_gap(
     shop: Shop,
 ) -> None:
     eventually(lambda: len(history(shop, shop.nimbus)) >= 3, 90, "a history")

@@ -76,14 +76,14 @@ def test_a_healing_says_why_how_long_and_by_which_run() -> None:
     assert found[0].run == "http://dagster/runs/r1" and found[1].run is None
 
 
-def test_a_process_that_was_replaced_in_its_slot_is_told_from_one_that_was_placed() -> None:
+def test_a_process_replaced_in_its_slot_is_shown_as_such() -> None:
     assert timeline(snapshot(), url) == []
     (event,) = timeline(snapshot(started_secs=PLACED + 600), url)
     assert event.action == "started" and event.text == "worker h1:6700 in its place, process 77"
     assert event.at_secs == PLACED + 600
 
 
-def test_errors_stand_between_the_changes_by_time_and_a_page_holds_so_many() -> None:
+def test_errors_and_changes_are_ordered_by_time_page_by_page() -> None:
     change = AssignmentChange(at_secs=PLACED + 20, action="rebalanced")
     errors = [
         (

@@ -24,7 +24,7 @@ SAME = "upload.handle-archive"
     "when",
     ["before it is stored again", "before it is registered", "while it is registered", "never"],
 )
-def test_a_blob_that_is_removed_while_it_is_copied_does_not_come_back(
+def test_a_blob_removed_during_its_copy_does_not_come_back(
     world: World, tmp_path: Path, when: str
 ) -> None:
     registry, store = BlobRegistry(world.cluster, "127.0.0.1:1"), LocalBlobStore(tmp_path)

@@ -99,7 +99,7 @@ def test_a_kill_wins_over_everything_that_comes_at_the_same_time(world: World) -
         ctx.cluster.disconnect()
 
 
-def test_a_rebalance_with_more_than_there_is_says_what_there_is_and_changes_nothing(
+def test_a_rebalance_beyond_the_slots_names_them_and_changes_nothing(
     world: World,
 ) -> None:
     topology_id = world.submit("wc", conf={"topology.workers": 2})

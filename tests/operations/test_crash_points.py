@@ -124,7 +124,7 @@ def test_what_was_killed_after_any_step_is_completed_by_its_repetition(
 
 
 @pytest.mark.parametrize(("operation", "step"), all_in_chaos(DISTINCT))
-def test_what_was_killed_after_any_step_is_completed_or_undone_by_the_leader(
+def test_the_leader_completes_or_undoes_an_operation_killed_anywhere(
     world: World, operation: str, step: str
 ) -> None:
     scene = scene_of(world, operation, step)

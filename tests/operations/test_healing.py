@@ -126,7 +126,7 @@ def test_a_worker_that_nobody_restarts_is_dead_after_the_task_timeout(world: Wor
     assert cause.kind == "dead_worker" and cause.tasks == worker.ids
 
 
-def test_the_history_of_an_assignment_says_what_was_done_why_and_by_which_run(world: World) -> None:
+def test_an_assignment_history_has_action_reason_and_run(world: World) -> None:
     topology_id, observer = started(world)
     worker = assignment_of(world, topology_id).workers[0]
     world.stop_worker(topology_id, *worker.slot)

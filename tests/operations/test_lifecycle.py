@@ -250,7 +250,7 @@ def test_a_hot_deploy_takes_the_place_in_one_step(world: World) -> None:
     )
 
 
-def test_an_update_that_has_taken_place_is_done_whatever_remains_of_the_old_code(
+def test_a_completed_update_is_done_whatever_old_code_remains(
     world: World,
 ) -> None:
     """What cannot be deleted now is the cleaner's: the new topology runs, and nobody deploys it

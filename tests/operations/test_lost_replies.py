@@ -69,9 +69,7 @@ def test_a_command_outlives_an_election_of_zookeeper(world: World, landed: bool,
 
 
 @pytest.mark.parametrize("away", [0, 2])
-def test_a_rebalance_that_does_not_fit_is_no_success_when_its_reply_was_lost(
-    world: World, away: int
-) -> None:
+def test_a_rebalance_that_does_not_fit_fails_despite_a_lost_reply(world: World, away: int) -> None:
     topology_id = world.submit("wc")
     rebalance(world.context(), "wc", workers=3, wait_secs=5, stay=False)
     world.cluster.state.delete_node(paths.supervisor("s1"))

@@ -524,7 +524,7 @@ def test_a_large_topology_is_published_in_parts_and_removed_whole(world: World) 
     assert world.cluster.state.get_children(paths.ASSIGNMENTS) == []
 
 
-def test_a_component_with_no_tasks_is_placed_nowhere_and_comes_through_every_operation(
+def test_a_component_without_tasks_survives_every_operation_unplaced(
     world: World,
 ) -> None:
     bolts = {

@@ -191,7 +191,7 @@ def test_of_two_runs_of_one_request_only_the_first_has_its_record(world: World) 
     claim_change(ctx, "r1", "run-2", is_recorded=False)
 
 
-def test_a_record_that_a_run_claimed_is_not_written_again_by_a_leader(world: World) -> None:
+def test_a_leader_does_not_rewrite_a_record_claimed_by_a_run(world: World) -> None:
     world.submit("wc", "t1")
     ctx = world.context()
     judged = write_change(ctx, "r1", change(world, "restart"))
@@ -247,7 +247,7 @@ def test_a_submission_that_had_ended_is_listed_again_while_its_run_continues(
     assert listed(world) == [("t1", "submit", "wc", "topology_code")]
 
 
-def test_the_step_of_a_change_counts_a_run_that_only_its_leader_knows(world: World) -> None:
+def test_the_step_of_a_change_counts_an_unrecorded_run(world: World) -> None:
     world.submit("wc", "t1")
     ctx = world.context()
     write_change(ctx, "r1", change(world, "restart"))

@@ -75,7 +75,7 @@ def test_the_dead_tasks_of_a_lost_supervisor_go_to_another() -> None:
     assert slots(placement) == {"s1:6900": [1, 3, 6, 7], "s1:6901": [2, 4, 5]}
 
 
-def test_a_monitor_event_without_a_free_slot_fails_and_names_only_the_dead() -> None:
+def test_healing_without_a_free_slot_fails_and_names_only_dead_tasks() -> None:
     topology = word_count(event="monitor", workers=2, old=TWO, dead=(2,))
     placement = place([supervisor(1, [6900])], topology)
     assert (placement.status, placement.error_type) == ("failed", "Unavailable")
@@ -182,14 +182,14 @@ def test_a_user_defined_worker_gets_host_port_and_lowest_ids() -> None:
     assert placement.reasons[3] == "use.userdefine.assignment asks for it"
 
 
-def test_a_user_defined_worker_on_a_busy_port_takes_another_of_the_host() -> None:
+def test_a_user_defined_worker_avoids_a_busy_port_of_its_host() -> None:
     wanted = UserWorker(host="h2", port=6900, components={"split": 2})
     supervisors = [supervisor(1, FOUR), supervisor(2, FOUR, used=[6900])]
     placement = place(supervisors, word_count(workers=2, user_workers=(wanted,)))
     assert set(slots(placement)["s2:6901"]) >= {1, 2}
 
 
-def test_a_user_defined_worker_on_an_unknown_host_is_placed_like_any_other() -> None:
+def test_a_user_defined_worker_on_an_unknown_host_is_placed_normally() -> None:
     wanted = UserWorker(host="nowhere", components={"split": 2})
     placement = place(
         [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,))

@@ -66,7 +66,7 @@ def test_user_defined_workers_beside_kept_old_ones_above_the_number_fail() -> No
     assert place(two_nodes(), topology.model_copy(update={"reassign": True})).status == "assigned"
 
 
-def test_a_user_defined_worker_that_has_its_slot_already_is_one_of_the_old_ones() -> None:
+def test_a_user_defined_worker_that_has_its_slot_is_kept() -> None:
     wanted = UserWorker(host="h2", components={"split": 1})
     first = place(two_nodes(), word_count(workers=2, user_workers=(wanted,)))
     again = word_count(event="rebalance", workers=2, old=first.workers, user_workers=(wanted,))

@@ -83,7 +83,7 @@ LISTENER = "the listener"
         "cluster, repeated by the topology",
     ],
 )
-def test_a_worker_shows_the_token_to_the_servers_of_the_clusters_conf_only(
+def test_a_worker_sends_the_token_only_to_servers_of_the_cluster(
     tmp_path: Path,
     stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
@@ -121,7 +121,7 @@ def test_a_worker_shows_the_token_to_the_servers_of_the_clusters_conf_only(
 
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_the_end_of_a_topologys_queries_shows_no_token_to_its_own_server(
+def test_ending_queries_sends_no_token_to_the_topologys_own_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: Listener
 ) -> None:
     monkeypatch.setenv("STORM_DAGSTER_HOME", str(tmp_path))

@@ -56,7 +56,7 @@ def test_a_url_without_an_address_is_refused(url: str, tmp_path: Path) -> None:
     assert with_spark_token(url, [url], tmp_path) == url
 
 
-def test_a_server_is_known_by_its_address_with_and_without_the_default_port(tmp_path: Path) -> None:
+def test_a_server_is_the_same_with_and_without_default_port(tmp_path: Path) -> None:
     token = spark_token({}, tmp_path)
     url = with_spark_token("sc://[::1]", ["sc://[::1]:15002"], tmp_path)
     assert url == f"sc://[::1]/;authorization=Bearer%20{token}"

@@ -180,7 +180,7 @@ def test_a_classic_session_runs_its_functions_in_this_interpreter(
 @pytest.mark.zookeeper
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_a_session_is_the_planners_alone_and_replaced_once_when_it_is_closed(
+def test_the_planners_session_is_its_own_and_replaced_once_when_closed(
     spark_remote: str, ids: ClusterSessionIds, zk_connect: Callable[..., object]
 ) -> None:
     planner = ConnectPlanner(spark_remote, ids)

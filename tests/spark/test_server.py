@@ -62,7 +62,7 @@ def test_the_settings_bind_to_loopback_and_stand_in_a_private_file(tmp_path: Pat
     )
 
 
-def test_the_python_daemon_has_no_port_where_a_path_can_name_its_socket() -> None:
+def test_the_python_daemon_has_no_port_with_a_short_path() -> None:
     with TemporaryDirectory(dir="/tmp") as short:
         # Spark itself refuses what is longer than 60.
         most, long = (Path(short) / ("d" * (length - len(short) - 1)) for length in (60, 61))
@@ -83,7 +83,7 @@ def test_the_python_daemon_has_no_port_where_a_path_can_name_its_socket() -> Non
 @pytest.mark.skipif(
     sys.platform != "linux", reason="a folder has a short name where there is /proc"
 )
-def test_the_python_daemon_has_no_port_in_a_folder_with_a_long_path(tmp_path: Path) -> None:
+def test_the_python_daemon_has_no_port_with_a_long_path(tmp_path: Path) -> None:
     from storm_dagster.spark.warm_up import warm_up
 
     folder = tmp_path / ("d" * 100)

@@ -189,7 +189,7 @@ def test_a_bad_row_alone_is_named(bolt_of: Callable[..., Any]) -> None:
 
 
 @pytest.mark.spark
-def test_the_error_of_a_bad_row_is_the_line_that_the_function_raised(
+def test_the_error_of_a_bad_row_names_the_raising_line(
     bolt_of: Callable[..., Any],
 ) -> None:
     bolt = bolt_of("checked", ["text"], schema="text string", batch_tuples=4)
@@ -207,7 +207,7 @@ def test_the_error_of_a_bad_row_is_the_line_that_the_function_raised(
 
 
 @pytest.mark.spark
-def test_a_batch_in_which_spark_is_lost_is_kept_and_fails_only_if_that_goes_on(
+def test_a_batch_that_loses_spark_is_kept_and_fails_only_later(
     bolt_of: Callable[..., Any],
 ) -> None:
     bolt = bolt_of("loses_its_session", ["text"], schema="text string", batch_tuples=3)
@@ -237,7 +237,7 @@ def test_a_batch_in_which_spark_is_lost_is_kept_and_fails_only_if_that_goes_on(
     [("parsed", ["n"], "UNAVAILABLE"), ("refused", [], "refused")],
     ids=["row", "error"],
 )
-def test_a_row_or_an_error_that_reads_like_a_lost_spark_fails_alone_in_the_same_session(
+def test_a_row_that_imitates_a_lost_spark_fails_alone(
     bolt_of: Callable[..., Any], function: str, outputs: list[str], text: str
 ) -> None:
     bolt = bolt_of(function, outputs, schema="text string", batch_tuples=5)

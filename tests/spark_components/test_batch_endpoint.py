@@ -160,7 +160,7 @@ def test_a_client_without_the_secret_is_refused_and_harms_nobody(endpoint: Batch
     silent.close()
 
 
-def test_a_batch_is_shared_by_all_tasks_and_done_when_each_has_acked(
+def test_a_batch_is_done_when_all_of_its_tasks_have_acked(
     endpoint: BatchEndpoint,
 ) -> None:
     other = BatchEndpoint("127.0.0.1")
@@ -189,7 +189,7 @@ def test_a_batch_is_shared_by_all_tasks_and_done_when_each_has_acked(
         other.close()
 
 
-def test_a_task_that_went_away_or_does_not_know_the_secret_gets_no_rows(
+def test_a_closed_task_and_a_wrong_secret_get_no_rows(
     endpoint: BatchEndpoint,
 ) -> None:
     gone, ignorant = BatchEndpoint("127.0.0.1"), BatchEndpoint("127.0.0.1")

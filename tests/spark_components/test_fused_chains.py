@@ -424,7 +424,7 @@ def test_the_archive_of_a_batch_goes_with_the_folders_of_spark(
     monkeypatch.delitem(sys.modules, "batch_code_in_archive")
 
 
-def test_a_worker_that_fuses_and_one_that_does_not_leave_each_others_tuples_to_a_replay(
+def test_tuples_between_fusing_and_other_workers_are_replayed(
     tmp_path: Path,
 ) -> None:
     spec = chain(tmp_path, tmp_path)

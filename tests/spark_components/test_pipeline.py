@@ -92,7 +92,7 @@ def test_rows_come_once_and_the_checkpoint_waits_for_their_acks(
 
 
 @pytest.mark.long
-def test_a_session_that_ends_under_its_query_is_named_and_the_query_goes_on_in_another(
+def test_a_query_whose_session_ends_continues_in_a_new_one(
     example: Any, lines: Path, tmp_path: Path, conf: dict[str, Any]
 ) -> None:
     spec = spec_of(example, lines, tmp_path / "out")

@@ -205,7 +205,7 @@ def test_windows_of_event_time_go_to_files_once_across_stop_and_start(
     assert not query._collector.errors
 
 
-def test_a_function_gets_each_batch_with_its_id_and_its_error_is_the_components(
+def test_a_function_gets_batch_and_id_and_its_errors_are_reported(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -274,7 +274,7 @@ def test_a_session_that_another_component_closed_is_replaced(
     assert not query._session.client.is_closed
 
 
-def test_the_example_counts_lines_by_the_hour_in_which_their_file_was_changed(
+def test_the_example_counts_lines_by_hour_of_file_change(
     make: Callable[..., Any], tmp_path: Path, conf: dict[str, Any], archive: Path
 ) -> None:
     import pyarrow.parquet as parquet
@@ -424,7 +424,7 @@ time.sleep(600)
 
 
 @pytest.mark.zookeeper
-def test_the_query_of_an_owner_that_was_killed_goes_on_and_ends_with_its_topology(
+def test_a_query_outlives_its_owner_and_ends_with_its_topology(
     make: Callable[..., Any],
     tmp_path: Path,
     archive: Path,
@@ -527,7 +527,7 @@ def test_a_checkpoint_of_another_component_is_refused_with_its_name(
 @pytest.mark.parametrize(
     "other", ["by_length", pytest.param("by_word_of_two", marks=pytest.mark.long)]
 )
-def test_a_change_that_the_checkpoint_does_not_allow_is_an_error_with_the_remedy(
+def test_a_change_against_the_checkpoint_is_an_error_with_remedy(
     make: Callable[..., Any], tmp_path: Path, other: str
 ) -> None:
     (tmp_path / "in2").mkdir()
@@ -629,7 +629,7 @@ def test_two_components_with_one_checkpoint_are_refused_when_the_topology_is_bui
         builder.build()
 
 
-def test_the_lag_is_what_a_source_reports_or_the_distance_of_its_offsets() -> None:
+def test_the_lag_is_reported_by_the_source_or_computed_from_offsets() -> None:
     report: dict[str, Any] = {"batchId": 4, "durationMs": {"triggerExecution": 20}}
     kafka = {
         "numInputRows": 2,

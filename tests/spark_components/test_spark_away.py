@@ -190,7 +190,7 @@ def test_two_minutes_without_spark_at_a_thousand_tuples_a_second(
     assert 2 <= len(errors) <= 4, "the error is reported once a minute"
 
 
-def test_a_task_that_waits_for_spark_ends_at_once_and_gives_its_tuples_back(tmp_path: Path) -> None:
+def test_a_task_waiting_for_spark_ends_immediately_and_returns_its_tuples(tmp_path: Path) -> None:
     builder = TopologyBuilder("away")
     builder.set_spout("stream", Stream)
     args = {"function": f"{__name__}:negated", "schema": "n long", "batch_secs": 0.1}

@@ -77,7 +77,7 @@ def guard(told: list[tuple[str, int, str]], cgroups: Path, **conf: Any) -> Memor
     return MemoryGuard(values, lambda *error: told.append(error), cgroups)
 
 
-def test_a_worker_over_its_memory_is_ended_and_the_error_names_both_numbers(
+def test_a_worker_over_its_memory_ends_with_both_numbers_named(
     eat: Callable[[int], LiveWorker], tmp_path: Path
 ) -> None:
     told: list[tuple[str, int, str]] = []
@@ -197,9 +197,7 @@ def test_a_cgroup_holds_the_worker_where_one_can_be_made(
     assert "used 100.0 MiB of memory, its placement allows 100.0 MiB" in told[0][2]
 
 
-def test_a_worker_leaves_no_core_dump_and_opens_no_more_files_than_it_may(
-    tmp_path: Path, code: Path
-) -> None:
+def test_a_worker_leaves_no_core_dump_and_has_a_file_limit(tmp_path: Path, code: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)
@@ -217,7 +215,7 @@ def test_a_worker_leaves_no_core_dump_and_opens_no_more_files_than_it_may(
         launched.process.child.wait()
 
 
-def test_a_disk_that_is_full_for_a_moment_starts_a_worker_all_the_same(
+def test_a_worker_starts_despite_a_disk_that_was_briefly_full(
     tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither its log's rotation nor its run file: a process that nobody knows would hold the

@@ -487,7 +487,7 @@ def test_no_sequence_of_events_however_absurd_breaks_it(events: list[Event]) -> 
         assert not (slot.launching and slot.worker is not None)
 
 
-def test_crashes_that_an_earlier_supervisor_counted_go_on_for_the_same_work_only() -> None:
+def test_crash_counts_of_an_earlier_supervisor_continue_for_equal_work_only() -> None:
     driver = Driver(slot=SupervisedSlot(6900, crashes=4, counted=A))
     driver.run()
     assert driver.slot.crashes == 4

@@ -167,7 +167,7 @@ def test_a_crashed_worker_is_restarted_and_its_port_listed_meanwhile(rig: Superv
     assert {error.error for error in errors} == {"its worker was ended by signal 9"}
 
 
-def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed(
+def test_a_worker_that_always_crashes_backs_off_without_disturbing_others(
     rig: SupervisorRig,
 ) -> None:
     rig.code("bad-1-1", "crash")
@@ -230,7 +230,7 @@ def test_hung_and_silent_workers_are_replaced(rig: SupervisorRig) -> None:
     assert not any(alive_now(pid) for pid in first.values())
 
 
-def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them_over(
+def test_workers_outlive_a_killed_supervisor_and_its_successor_adopts_them(
     rig: SupervisorRig,
 ) -> None:
     rig.code("wc-1-1")
@@ -364,7 +364,7 @@ def test_only_code_changes_touch_a_process_tasks_do_not(rig: SupervisorRig) -> N
     eventually(lambda: not alive_now(before[6900]), what="the old one's end")
 
 
-def test_a_restart_replaces_each_worker_once_also_one_asked_for_while_the_supervisor_was_away(
+def test_a_restart_replaces_each_worker_once_despite_an_absent_supervisor(
     rig: SupervisorRig,
 ) -> None:
     rig.code("wc-1-1")
@@ -477,7 +477,7 @@ def test_nimbuses_are_found_in_zookeeper(rig: SupervisorRig) -> None:
     eventually(lambda: rig.running(), what="the worker")
 
 
-def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(
+def test_a_supervisor_id_in_use_and_bad_ports_are_refused(
     rig: SupervisorRig,
 ) -> None:
     rig.supervisor()
@@ -501,7 +501,7 @@ def copy_of(rig: SupervisorRig, tmp_path: Path) -> SupervisorRig:
     return twin
 
 
-def test_a_supervisor_with_a_copied_home_ends_no_worker_of_the_first_one(
+def test_a_supervisor_with_a_copied_home_ends_no_original_worker(
     rig: SupervisorRig, tmp_path: Path
 ) -> None:
     rig.code("wc-1-1")
@@ -531,7 +531,7 @@ def test_a_supervisor_with_a_copied_home_ends_no_worker_of_the_first_one(
     assert twin.starts() == [] and len(rig.starts()) == 1 and rig.running() == running
 
 
-def test_a_supervisor_of_the_same_id_elsewhere_is_refused_until_the_first_is_gone(
+def test_a_supervisor_id_used_elsewhere_is_refused_until_it_ends(
     rig: SupervisorRig, tmp_path: Path
 ) -> None:
     """A copied HOME, or the same ``--id`` on another host: whoever is there first keeps the id and

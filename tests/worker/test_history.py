@@ -134,7 +134,7 @@ def filled(seconds: int) -> TopologyHistory:
     return history
 
 
-def test_an_hour_has_a_row_each_ten_seconds_and_a_day_one_each_five_minutes() -> None:
+def test_an_hour_has_ten_second_rows_and_a_day_five_minute_rows() -> None:
     history = filled(2 * 3600)
     hour = history.answer(HistoryQuery())
     assert hour["columns"] == ["time", *COLUMNS] and hour["interval"] == 10
@@ -164,7 +164,7 @@ def test_the_summary_tells_by_how_much_the_lag_grows() -> None:
     assert len(json.dumps(history.summary(), separators=(",", ":")) + "f" * 30) <= 128
 
 
-def test_the_trend_of_an_hour_is_thirty_characters_relative_to_its_highest_rate() -> None:
+def test_the_hourly_trend_has_thirty_characters_scaled_to_the_maximum() -> None:
     assert TopologyHistory().trend() == ""
     assert filled(2 * 3600).trend() == "f" * 30
     # Two minutes of the double rate, then nothing for six, then the former rate.

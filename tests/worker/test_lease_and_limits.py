@@ -195,7 +195,7 @@ def test_unreported_tasks_die_after_the_launch_window_silent_ones_after_the_time
     assert table.beats(163.0, 30, (1, 2, 3), 120).dead == "1-3"  # reported, then silent
 
 
-def test_a_topology_master_judges_the_placement_that_it_names_and_the_processes_of_now() -> None:
+def test_a_topology_master_judges_its_named_placement_and_current_processes() -> None:
     from storm_dagster.model.wire import TaskReport, WorkerReport
     from storm_dagster.worker.dataplane.routes import Placement
     from storm_dagster.worker.engine.system import TopologyMasterTable

@@ -225,7 +225,7 @@ def test_bits_of_lost_workers_are_used_again_after_a_while() -> None:
         assert workers.of_slot(A)[1] < 1 << 13
 
 
-def test_a_worker_that_is_heard_of_before_it_is_known_keeps_its_bit() -> None:
+def test_a_worker_reported_before_it_is_known_keeps_its_bit() -> None:
     workers = WorkerBits(10.0)
     workers.place([A], {}, 0.0)
     bit = workers.bit_of("ta", 0.0)

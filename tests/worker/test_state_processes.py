@@ -114,7 +114,7 @@ def counted(rig: WorkerRig) -> Counter[str]:
     return total
 
 
-def test_what_no_json_holds_is_shown_as_text_and_a_page_has_a_bound() -> None:
+def test_state_outside_json_is_shown_as_text_in_bounded_pages() -> None:
     state = KeyedState(Contents(), Partitioning(1, by_key=True), 0)
     state["odd"], state[1, "a"] = {(1, 2): "x"}, 5
     for n in range(100):
@@ -293,7 +293,7 @@ def test_hosts_that_share_no_storage_are_seen_and_those_that_do_run(
 
 
 @pytest.mark.long
-def test_a_task_that_comes_to_a_host_without_its_state_does_not_start(
+def test_a_task_on_a_host_without_its_state_does_not_start(
     make_rig: Callable[..., WorkerRig],
 ) -> None:
     """Never on two hosts at once, so that no marker was needed; then local state is asked for."""

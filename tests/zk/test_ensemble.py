@@ -128,9 +128,7 @@ def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeep
     reason=f"servers cannot be parted here: {missing_requirement()}",
 )
 @pytest.mark.parametrize("mode", [pytest.param("follower", marks=pytest.mark.chaos), "leader"])
-def test_a_lease_ends_before_the_session_does_when_its_server_is_parted_from_the_others(
-    tmp_path: Path, mode: str
-) -> None:
+def test_a_lease_ends_before_the_session_of_a_partitioned_server(tmp_path: Path, mode: str) -> None:
     """The server that is out of touch goes on answering its clients; nothing that it says prolongs
     the lease.
     """
