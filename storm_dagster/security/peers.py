@@ -108,7 +108,7 @@ def is_own_peer(own: Any, peer: Any) -> bool:
 
 
 @functools.cache
-def can_tell_users() -> bool:
+def can_identify_peers() -> bool:
     """True if the kernel names the user of a connection.
 
     macOS and some sandboxes do not.
@@ -125,4 +125,4 @@ def owners_only(security: Security) -> bool:
 
     This is so if no secret is configured and the kernel names the users of connections.
     """
-    return not security.configured and can_tell_users()
+    return not security.configured and can_identify_peers()

@@ -73,7 +73,7 @@ def test_a_cluster_without_any_conf(home: Path) -> None:
 
 
 def test_where_the_kernel_names_no_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security_report, "can_tell_users", lambda: False)
+    monkeypatch.setattr(security_report, "can_identify_peers", lambda: False)
     assert "every local user may do all" in only(found(home)["callers"])[1]
 
 

@@ -26,12 +26,12 @@ from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.http.server import HttpService
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
 from storm_dagster.security import peers
-from storm_dagster.security.peers import can_tell_users, owners_only, peer_user
+from storm_dagster.security.peers import can_identify_peers, owners_only, peer_user
 from storm_dagster.security.settings import Security
 from storm_dagster.worker.dataplane.transport import Transport, _duplicate
 
 pytestmark = pytest.mark.skipif(
-    not can_tell_users(), reason="the kernel does not name users of connections"
+    not can_identify_peers(), reason="the kernel does not name users of connections"
 )
 
 _ASK = """
@@ -209,12 +209,12 @@ def test_who_has_left_is_not_taken_for_who_listens_at_its_port(
 def test_where_nobody_knows_the_port_serves(monkeypatch: pytest.MonkeyPatch, http: Service) -> None:
     assert owners_only(Security()) and not owners_only(Security("a-secret-planted-for-tests-4711"))
     monkeypatch.setattr(peers, "peer_user", lambda *_: None)
-    can_tell_users.cache_clear()
+    can_identify_peers.cache_clear()
     try:
         assert not owners_only(Security())
         assert b"200 OK" in asked(http(owners_only(Security())), _HTTP, os.getuid())
     finally:
-        can_tell_users.cache_clear()
+        can_identify_peers.cache_clear()
 
 
 def test_where_nobody_knows_dev_makes_a_secret(
@@ -229,7 +229,7 @@ def test_where_nobody_knows_dev_makes_a_secret(
 
     assert Security.of(plan().conf).secret is None and not (tmp_path / "secret").exists()
     monkeypatch.setattr(peers, "peer_user", lambda *_: None)
-    can_tell_users.cache_clear()
+    can_identify_peers.cache_clear()
     try:
         first = plan()
         made = tmp_path / "secret"
@@ -245,4 +245,4 @@ def test_where_nobody_knows_dev_makes_a_secret(
         own = plan(**{"storm.secret": "a-secret-of-the-users-own-4711"})
         assert Security.of(own.conf).secret == "a-secret-of-the-users-own-4711"
     finally:
-        can_tell_users.cache_clear()
+        can_identify_peers.cache_clear()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from storm_dagster.model.wire import Request, encode_request
-from storm_dagster.security.peers import can_tell_users
+from storm_dagster.security.peers import can_identify_peers
 from storm_dagster.testing.cluster import LocalCluster
 from storm_rigs.protocols.thrift_calls import encode_call
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user"),
     pytest.mark.skipif(
-        not can_tell_users(), reason="the kernel does not name users of connections"
+        not can_identify_peers(), reason="the kernel does not name users of connections"
     ),
 ]
 ROOT = Path(__file__).parents[2]

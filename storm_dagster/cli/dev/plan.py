@@ -20,7 +20,7 @@ from storm_dagster.host.files import write_atomically
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.packaging.target import target_roots
 from storm_dagster.security.exposure import make_private
-from storm_dagster.security.peers import can_tell_users
+from storm_dagster.security.peers import can_identify_peers
 from storm_dagster.security.settings import Security, zookeeper_payload
 
 HOST = "127.0.0.1"
@@ -133,7 +133,7 @@ class ClusterPlan:
         Where the kernel does not name the user of a connection, HOME gets a secret. Thrift cannot
         check the secret without TLS, and then refuses every client.
         """
-        if not Security.of(self.conf).configured and not can_tell_users():
+        if not Security.of(self.conf).configured and not can_identify_peers():
             self._use_secret_file("secret", "storm.secret.file", "", create=True)
         needs_user = zookeeper_payload(self.conf) is None and self._is_new_home()
         # Beside a secret that was set later, this user still opens the nodes created before.

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.model.conf import ClusterConf, mask_text
 from storm_dagster.security.exposure import address_beyond_loopback
-from storm_dagster.security.peers import can_tell_users
+from storm_dagster.security.peers import can_identify_peers
 from storm_dagster.security.settings import Security, zookeeper_tls
 
 HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
@@ -38,7 +38,7 @@ def _callers(place: ClusterPlace) -> Iterator[HealthResult]:
         yield "warning", "no secret: links of workers are not authenticated", _SECRET
         return
     access = "every local user may do all"
-    if can_tell_users():
+    if can_identify_peers():
         access = "daemons and workers serve this user and root"
     yield (
         "warning",

@@ -33,7 +33,7 @@ from storm_dagster.model.wire import (
     encode_frame,
 )
 from storm_dagster.operations.live.worker_requests import secure_client, secure_server
-from storm_dagster.security.peers import can_tell_users, is_own_peer
+from storm_dagster.security.peers import can_identify_peers, is_own_peer
 from storm_dagster.worker.dataplane.routes import split_bundle
 
 _log = logging.getLogger(__name__)
@@ -357,7 +357,7 @@ class Transport:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._socket(zmq.ROUTER, _ROUTER)
         secure_server(self._router, link_key)
-        if not link_key and can_tell_users():
+        if not link_key and can_identify_peers():
             # Before `bind`, so that no connection is missed. Not where the kernel names no users.
             events = self._router.get_monitor_socket(zmq.EVENT_ACCEPTED)
             threading.Thread(target=_refuse_other_users, args=(events,), daemon=True).start()
