@@ -1,7 +1,7 @@
 """``daemon ROLE``: one process for each role.
 
-The roles are ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``web`` and ``code``.
-In the previous release each was a verb (``FORMER_VERBS`` of :mod:`.app`).
+The roles are ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``web`` and
+``code``. In the previous release each was a verb (``FORMER_VERBS`` of :mod:`.app`).
 """
 
 import logging

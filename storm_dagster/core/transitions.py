@@ -168,8 +168,8 @@ def due_actions(
             delay = (base.delay_secs or 0) + late_secs
         elif base.status == "INACTIVE" and base.wanted_status == "ACTIVE":
             action = "activate"
-            # With a delay, the topology is drained for its successor, which ends the drain; without,
-            # it was just published.
+            # With a delay, the topology is drained for its successor, which ends the drain;
+            # without, it was just published.
             delay = _UNFINISHED_ACTIVATION_SECS if base.delay_secs is None else base.delay_secs
             delay += late_secs
         else:

@@ -3,6 +3,6 @@
 EXIT_STOPPED = 0
 """The worker was stopped (SIGTERM)."""
 EXIT_SUPERSEDED = 3
-"""The assignment no longer names the worker's slot, or another process holds the slot: the worker is
-not restarted unchanged.
+"""The assignment no longer names the worker's slot, or another process holds the slot: the worker
+is not restarted unchanged.
 """

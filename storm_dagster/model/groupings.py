@@ -1,9 +1,9 @@
 """Groupings: the choice of the tasks that receive a tuple.
 
-:data:`GROUPINGS` has all of them. The module is pure: a chooser works on opaque targets, in the order of their task ids.
-Its choices depend only on its arguments and the tuples that it got. :func:`stable_hash` is the same
-in every process, on every machine and in every version, so that a key stays with its task across
-restarts.
+:data:`GROUPINGS` has all of them. The module is pure: a chooser works on opaque targets, in the
+order of their task ids. Its choices depend only on its arguments and the tuples that it got.
+:func:`stable_hash` is the same in every process, on every machine and in every version, so that a
+key stays with its task across restarts.
 """
 
 import json

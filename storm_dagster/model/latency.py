@@ -1,8 +1,8 @@
 """Latencies counted in exponential buckets.
 
-Unlike means, they merge by addition, and give windows by subtraction. Bucket ``i`` holds what took more than ``2 ** ((i - 1) / 8)`` and at most ``2 ** (i / 8)`` seconds,
-so that a percentile is off by at most 4.4 %. Every eighth bound is a power of two, and a bound of
-Prometheus.
+Unlike means, they merge by addition, and give windows by subtraction. Bucket ``i`` holds what took
+more than ``2 ** ((i - 1) / 8)`` and at most ``2 ** (i / 8)`` seconds, so that a percentile is off
+by at most 4.4 %. Every eighth bound is a power of two, and a bound of Prometheus.
 """
 
 import math

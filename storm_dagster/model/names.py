@@ -195,7 +195,8 @@ def id_of_blob_key(key: str) -> str | None:
 def check_blob_key(key: object) -> str:
     """A blob key, checked against Storm's character set.
 
-    It cannot express a path. Storm's set also has the tab; ZooKeeper, where each blob is registered, refuses it in a name.
+    It cannot express a path. Storm's set also has the tab; ZooKeeper, where each blob is
+    registered, refuses it in a name.
     """
     if not isinstance(key, str) or not _BLOB_KEY.fullmatch(key) or key in (".", ".."):
         raise InvalidRequest(

@@ -65,8 +65,8 @@ FIRST_LEVEL = (
 )
 """The persistent first-level nodes, created together with the root.
 
-The others are created by their writers: the cluster's id with the root's owner, the healer's and the
-leader's node by their sessions, ``DEPLOYS`` by the first run that deploys a declared topology.
+The others are created by their writers: the cluster's id with the root's owner, the healer's and
+the leader's node by their sessions, ``DEPLOYS`` by the first run that deploys a declared topology.
 """
 
 

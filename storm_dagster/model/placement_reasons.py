@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MASTER_ALONE_FROM = 10
-"""From this number of workers on, the topology master gets its own worker, unless the conf decides."""
+"""Number of workers from which on the topology master gets its own worker by default."""
 
 _SUPERVISORS_NAMED = 10
 

@@ -367,8 +367,8 @@ class Assignment(Record):
     wrote the record.
     """
     restarts: int = 0
-    """Number of requested restarts: a worker process that was started for a lower number is replaced
-    in its slot.
+    """Number of requested restarts: a worker process that was started for a lower number is
+    replaced in its slot.
     """
     history: tuple[AssignmentChange, ...] = ()
     """The newest changes, newest first."""

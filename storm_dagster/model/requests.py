@@ -1,7 +1,7 @@
 """Requests to change topologies and the cluster: one model each.
 
-The body of an HTTP request and its schema in ``/openapi.json``, the config of a Dagster job, and the
-options of the command line are made of the fields of a model.
+The body of an HTTP request and its schema in ``/openapi.json``, the config of a Dagster job, and
+the options of the command line are made of the fields of a model.
 """
 
 from collections.abc import Iterable, Mapping

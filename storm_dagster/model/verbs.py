@@ -1,7 +1,7 @@
 """The verbs that change topologies: one row of a table each.
 
-HTTP routes and ``/openapi.json``, jobs of Dagster, commands, functions of the client and the table of
-``docs/http.md`` are made of these rows. The function of a verb is in the table ``OPERATIONS`` of
+HTTP routes and ``/openapi.json``, jobs of Dagster, commands, functions of the client and the table
+of ``docs/http.md`` are made of these rows. The function of a verb is in the table ``OPERATIONS`` of
 :mod:`storm_dagster.operations.live.lifecycle`.
 """
 
@@ -86,13 +86,13 @@ class Verb:
     effect: RunEffect = "executed"
     """Effect that its run waits for."""
     places_tasks: bool = False
-    """True if its run materializes ``storm/assignment`` for the partition of the topology, instead of
-    a job of its own. A dry run then returns the plan.
+    """True if its run materializes ``storm/assignment`` for the partition of the topology, instead
+    of a job of its own. A dry run then returns the plan.
     """
     has_token_record: bool = False
     """True if the client token has the record of the change, as that of a submission: a repetition
-    with the token then returns the first run, also after its end. Another verb has a record for each
-    request, which its run claims.
+    with the token then returns the first run, also after its end. Another verb has a record for
+    each request, which its run claims.
     """
     action: str = ""
     """JStorm's name of the verb for the listener of actions on topologies; Storm's ``deactivate``

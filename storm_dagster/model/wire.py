@@ -15,8 +15,8 @@ from storm_dagster.model.values import decode_received
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A larger message is refused by the socket before it is read; a tuple that needs one fails."""
 MAX_FRAME_CONTAINERS = 1_000_000
-"""Bound of lists, maps and extensions in one frame: an empty one is one byte on the wire and up to a
-hundred in memory.
+"""Bound of lists, maps and extensions in one frame: an empty one is one byte on the wire and up to
+a hundred in memory.
 """
 MAX_REQUEST_BYTES = 1024 * 1024
 

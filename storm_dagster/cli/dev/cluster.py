@@ -37,7 +37,7 @@ from storm_dagster.security.settings import Security, zookeeper_payload
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
 _ENOUGH_CORES = 4
-"""With fewer cores, Spark starts when the cluster is ready: it would slow the start of the others."""
+"""With fewer cores, Spark starts when the cluster is ready: it would slow the other starts."""
 
 
 class _Stopped(Exception):

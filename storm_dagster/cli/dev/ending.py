@@ -127,9 +127,9 @@ def end_cluster(
 ) -> list[Process]:
     """End all processes of the run files of ``home``, and their descendants.
 
-    Returns the survivors. ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called between the steps: a parent
-    collects its dead children there. Run files of ended processes are removed. The calling process
-    is never ended.
+    Returns the survivors. ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called
+    between the steps: a parent collects its dead children there. Run files of ended processes are
+    removed. The calling process is never ended.
     """
     for record in RunFile.read_all(home):
         if record.role in _FROZEN_ROLES and record.pid != os.getpid():
