@@ -15,7 +15,7 @@ from starlette.routing import Route
 from storm_dagster.http.documents import ErrorDocument, JsonMap, StormErrorDocument
 from storm_dagster.http.responses import Endpoint, bounded_json, query_text, run_read
 from storm_dagster.http.router import (
-    Operation,
+    HttpOperation,
     Parameter,
     RouteHandlers,
     Router,
@@ -91,7 +91,7 @@ class HttpApi:
         """The description of the service."""
         return JSONResponse(self.document)
 
-    def _describe(self, operation: Operation) -> JsonMap:
+    def _describe(self, operation: HttpOperation) -> JsonMap:
         """The operation object of OpenAPI."""
         identifier = f"{operation.method.lower()}{path_template(operation.path)}"
         described: JsonMap = {
@@ -111,7 +111,7 @@ class HttpApi:
         described["operationId"] = re.sub(r"\W+", "_", identifier).strip("_")
         return described
 
-    def _describe_responses(self, operation: Operation) -> JsonMap:
+    def _describe_responses(self, operation: HttpOperation) -> JsonMap:
         error: Any = ErrorDocument
         if operation.storm_errors:
             error = StormErrorDocument | ErrorDocument
@@ -161,7 +161,7 @@ class HttpApi:
         return schema
 
 
-def _endpoint(operation: Operation, call: Callable[..., Any]) -> Endpoint:
+def _endpoint(operation: HttpOperation, call: Callable[..., Any]) -> Endpoint:
     """The endpoint that calls the handler of an operation."""
     if inspect.iscoroutinefunction(call):
         return call

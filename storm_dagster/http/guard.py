@@ -2,10 +2,10 @@
 
 A page of another site may make a browser send requests here (CSRF), or make its own name resolve to
 this machine (DNS rebinding). So the name in ``Host`` must be a name of this service or an address
-literal, which no other site can forge. The ``Origin`` of a page must be this very service. A browser
-that sends ``Sec-Fetch-Site: cross-site`` can only follow a link, by a request that changes no state.
-No response has a CORS header and none is JSONP, so that other sites cannot read responses either. A
-response may have its own content security policy.
+literal, which no other site can forge. The ``Origin`` of a page must be this very service. A
+browser that sends ``Sec-Fetch-Site: cross-site`` can only follow a link, by a request that changes
+no state. No response has a CORS header and none is JSONP, so that other sites cannot read responses
+either. A response may have its own content security policy.
 """
 
 import ipaddress

@@ -156,8 +156,8 @@ async def bounded_json(request: Request) -> dict[str, Any]:
 async def run_read(function: Callable[..., _T], *args: Any) -> _T:
     """Run a blocking read in a thread, at most 16 at once.
 
-    Changes have their own threads (``run_in_threadpool``): ``kill`` does not wait for pages, however
-    many of these wait for a topology master.
+    Changes have their own threads (``run_in_threadpool``): ``kill`` does not wait for pages,
+    however many of these wait for a topology master.
     """
     try:
         limiter = _reads.get()
@@ -195,8 +195,8 @@ class StreamResponse(Response):
     """``size`` bytes of an open file, or the range of them that the request names.
 
     The file is closed at the end. ``tag`` is an ETag: ``If-None-Match`` is answered with 304,
-    ``If-Range`` of another content with all of it. A reader that takes no chunk for ``idle_secs`` is
-    dropped.
+    ``If-Range`` of another content with all of it. A reader that takes no chunk for ``idle_secs``
+    is dropped.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Operation:
+class HttpOperation:
     """A declared route, with the handler that is called for it."""
 
     method: str
@@ -81,7 +81,7 @@ class Router:
 
         With ``storm_errors`` errors have the form of Storm's UI.
         """
-        self.operations: list[Operation] = []
+        self.operations: list[HttpOperation] = []
         self._tag = tag
         self._storm_errors = storm_errors
 
@@ -123,7 +123,7 @@ class Router:
                     f"{handler.__qualname__} must take a document if its route has a body, and only then"
                 )
             self.operations.append(
-                Operation(
+                HttpOperation(
                     method=method,
                     path=path,
                     tag=self._tag,

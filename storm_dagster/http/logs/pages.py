@@ -51,8 +51,9 @@ def check_encoding(name: str | None) -> str:
 def page_bounds(size: int, position: int | None, length: int | None) -> tuple[int, int]:
     """(first byte, number of bytes) of a page.
 
-    Without a position it is the end of the file, as in JStorm. A length of more than 1 MiB is cut to that. :class:`InvalidRequest` for negative numbers,
-    :class:`RangeNotSatisfiable` for a position after the end.
+    Without a position it is the end of the file, as in JStorm. A length of more than 1 MiB is cut
+    to that. :class:`InvalidRequest` for negative numbers, :class:`RangeNotSatisfiable` for a
+    position after the end.
     """
     if length is not None and length < 1:
         raise InvalidRequest(f"size must be at least 1, got {length}")

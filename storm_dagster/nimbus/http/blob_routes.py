@@ -101,10 +101,13 @@ async def receive_file(
 ) -> AsyncIterator[tuple[Path, str]]:
     """Write the request's body to a new file: the file, and the body's hash.
 
-    The file is in ``inbox``, and is removed at the end, that of a refused body too. :class:`InvalidRequest` for a body of
-    more than ``max_bytes``, before more than these are read, for an incomplete body, and for one whose
-    hash is not that of the header ``X-Content-SHA256`` (which may be absent). :class:`Unavailable`
-    after ``idle_secs`` without a byte, or when the disk fails. ``touch`` is called with each chunk.
+    The file is in ``inbox``, and is removed at the end, that of a refused body too. ``touch`` is
+    called with each chunk.
+
+    :class:`InvalidRequest` for a body of more than ``max_bytes``, before more than these are read,
+    for an incomplete body, and for one whose hash is not that of the header ``X-Content-SHA256``
+    (which may be absent). :class:`Unavailable` after ``idle_secs`` without a byte, or when the disk
+    fails.
     """
     announced = request.headers.get("x-content-sha256")
     expected = check_sha256(announced) if announced is not None else None

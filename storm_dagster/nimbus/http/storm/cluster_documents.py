@@ -137,7 +137,7 @@ class TopologyRow(StormDocument):
     assignedCpu: float
 
 
-class TopologySummary(StormDocument):
+class TopologyList(StormDocument, title="TopologySummary"):
     """All topologies."""
 
     schedulerDisplayResource: bool

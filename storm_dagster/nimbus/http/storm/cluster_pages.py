@@ -24,7 +24,7 @@ from storm_dagster.nimbus.http.storm.cluster_documents import (
     OwnerSummary,
     SupervisorPage,
     SupervisorSummary,
-    TopologySummary,
+    TopologyList,
     TopologyWorkers,
 )
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
@@ -202,7 +202,7 @@ class ClusterPages:
         "GET",
         "/api/v1/topology/summary",
         summary="Topologies",
-        responses={200: TopologySummary},
+        responses={200: TopologyList},
         errors=READ_ERRORS,
     )
     def topologies(self) -> dict[str, Any]:
