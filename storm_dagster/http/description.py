@@ -68,7 +68,7 @@ class HttpApi:
         """The content of ``/openapi.json``."""
 
     def add(self, handlers: RouteHandlers) -> None:
-        """Add the routes of a class of handlers, which ``handlers`` responds to.
+        """Add the routes of a class of handlers; ``handlers`` is an object of it.
 
         ``ValueError`` when another document of the same name is in the description.
         """
@@ -146,7 +146,7 @@ class HttpApi:
         return {media: {"schema": self._schema(kind)} for media, kind in types.items()}
 
     def _schema(self, kind: Any) -> JsonMap:
-        """The JSON schema of a type; the schemas of documents in it become components.
+        """The JSON schema of a type; documents in it become components.
 
         ``ValueError`` when another document of the same name is a component already.
         """

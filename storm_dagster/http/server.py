@@ -71,7 +71,7 @@ class AnnouncedName:
         """The error of the check that failed."""
 
     def check(self) -> None:
-        """Raise :class:`Unavailable` when the name resolves to other addresses only."""
+        """Raise :class:`Unavailable` if the name has only other addresses."""
         try:
             infos = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
         except OSError:
@@ -287,7 +287,7 @@ class HttpService:
             _log.exception("the HTTP service ended")
 
     def start(self, timeout: float = 10.0) -> None:
-        """Start to serve; :class:`Unavailable` when the server does not start in time."""
+        """Start to serve; :class:`Unavailable` if that takes too long."""
         self._thread.start()
         poll(
             lambda: self._server.started or not self._thread.is_alive(), timeout=timeout, pause=0.01

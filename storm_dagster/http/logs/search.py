@@ -1,4 +1,4 @@
-"""Search for plain text in a log, in linear time, with a budget for each request."""
+"""Search for text in a log, in linear time, with a budget for a request."""
 
 import os
 import time
