@@ -137,7 +137,7 @@ def allows(scope: str, method: str, path: str) -> bool:
 
 
 def may_do_all(scope: Scope, conf: Mapping[str, Any]) -> bool:
-    """True if the caller is an administrator, or if the cluster is open to all."""
+    """True if the caller is an administrator, or the cluster is open to all."""
     caller = scope.get("state", {}).get(_STATE)
     return caller is None or is_admin(caller, conf)
 
@@ -171,7 +171,7 @@ def _is_open(method: str, path: str) -> bool:
 
 @dataclass(eq=False, repr=False)
 class Authentication:
-    """Middleware that admits only requests of authenticated and authorized callers."""
+    """Middleware that admits only authenticated and authorized callers."""
 
     _app: ASGIApp
     _security: Security
@@ -323,7 +323,7 @@ def _refuse_impersonation(scope: Scope, caller: Caller | None) -> None:
 
 
 def _user_to_act_for(scope: Scope) -> str | None:
-    """The user in Storm's header or parameter ``doAsUser``; ``None`` without a value."""
+    """The user in Storm's ``doAsUser``; ``None`` without a value."""
     for name, value in scope["headers"]:
         if name == b"doasuser" and value:
             return value.decode("latin-1")

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from storm_dagster.http.documents import ErrorDocument, JsonMap, StormErrorDocument
 from storm_dagster.http.responses import Endpoint, bounded_json, query_text, run_read
 from storm_dagster.http.router import (
-    Operation,
+    HttpOperation,
     Parameter,
     RouteHandlers,
     Router,
@@ -68,7 +68,7 @@ class HttpApi:
         """The content of ``/openapi.json``."""
 
     def add(self, handlers: RouteHandlers) -> None:
-        """Add the routes of a class of handlers, which ``handlers`` responds to.
+        """Add the routes of a class of handlers; ``handlers`` is an object of it.
 
         ``ValueError`` when another document of the same name is in the description.
         """
@@ -91,7 +91,7 @@ class HttpApi:
         """The description of the service."""
         return JSONResponse(self.document)
 
-    def _describe(self, operation: Operation) -> JsonMap:
+    def _describe(self, operation: HttpOperation) -> JsonMap:
         """The operation object of OpenAPI."""
         identifier = f"{operation.method.lower()}{path_template(operation.path)}"
         described: JsonMap = {
@@ -111,7 +111,7 @@ class HttpApi:
         described["operationId"] = re.sub(r"\W+", "_", identifier).strip("_")
         return described
 
-    def _describe_responses(self, operation: Operation) -> JsonMap:
+    def _describe_responses(self, operation: HttpOperation) -> JsonMap:
         error: Any = ErrorDocument
         if operation.storm_errors:
             error = StormErrorDocument | ErrorDocument
@@ -146,7 +146,7 @@ class HttpApi:
         return {media: {"schema": self._schema(kind)} for media, kind in types.items()}
 
     def _schema(self, kind: Any) -> JsonMap:
-        """The JSON schema of a type; the schemas of documents in it become components.
+        """The JSON schema of a type; documents in it become components.
 
         ``ValueError`` when another document of the same name is a component already.
         """
@@ -161,7 +161,7 @@ class HttpApi:
         return schema
 
 
-def _endpoint(operation: Operation, call: Callable[..., Any]) -> Endpoint:
+def _endpoint(operation: HttpOperation, call: Callable[..., Any]) -> Endpoint:
     """The endpoint that calls the handler of an operation."""
     if inspect.iscoroutinefunction(call):
         return call

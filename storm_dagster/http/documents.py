@@ -14,7 +14,7 @@ JsonMap = dict[str, Any]
 
 
 def absent_field() -> Any:
-    """Default of a field that may be absent from its document, and is never null."""
+    """Default of a field that is absent or has a value, but is never null."""
     return Field(default=None)
 
 

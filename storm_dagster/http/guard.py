@@ -1,11 +1,11 @@
-"""Guard of requests against other sites; counts of requests; browsers' headers.
+"""Guard against requests of other sites; counts; headers for browsers.
 
 A page of another site may make a browser send requests here (CSRF), or make its own name resolve to
 this machine (DNS rebinding). So the name in ``Host`` must be a name of this service or an address
-literal, which no other site can forge. The ``Origin`` of a page must be this very service. A browser
-that sends ``Sec-Fetch-Site: cross-site`` can only follow a link, by a request that changes no state.
-No response has a CORS header and none is JSONP, so that other sites cannot read responses either. A
-response may have its own content security policy.
+literal, which no other site can forge. The ``Origin`` of a page must be this very service. A
+browser that sends ``Sec-Fetch-Site: cross-site`` can only follow a link, by a request that changes
+no state. No response has a CORS header and none is JSONP, so that other sites cannot read responses
+either. A response may have its own content security policy.
 """
 
 import ipaddress
@@ -40,12 +40,12 @@ _BROWSER_HEADERS = (
 
 
 def allowed_hosts(configured: Iterable[str]) -> frozenset[str]:
-    """Host names of the service: the configured ones, this machine's, localhost."""
+    """Host names of the service: configured ones, this machine's, localhost."""
     return frozenset({"localhost", socket.gethostname().lower(), *map(str.lower, configured)})
 
 
 def host_of(authority: str) -> str:
-    """The host in ``host:port`` or ``[v6]:port``, in lower case; ``""`` if invalid."""
+    """The host in ``host:port`` or ``[v6]:port``; ``""`` if invalid."""
     try:
         return (urlsplit(f"//{authority}").hostname or "").lower()
     except ValueError:
@@ -73,7 +73,7 @@ def _same_origin(origin: str, scheme: str, authority: str) -> bool:
 
 @dataclass(eq=False, repr=False)
 class Guard:
-    """Middleware that refuses requests of other sites, and counts all requests."""
+    """Middleware that refuses requests of other sites, and counts requests."""
 
     _app: ASGIApp
     _: KW_ONLY

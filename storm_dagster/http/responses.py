@@ -43,7 +43,7 @@ def query_text(request: Request, name: str, max_characters: int = 4096) -> str |
 
 
 def query_int(request: Request, name: str, default: int | None = None) -> int | None:
-    """The parameter as a whole number; :class:`InvalidRequest` for other text."""
+    """The parameter as an integer; :class:`InvalidRequest` for other text."""
     value = query_text(request, name)
     if value is None:
         return default
@@ -53,7 +53,7 @@ def query_int(request: Request, name: str, default: int | None = None) -> int | 
 
 
 def query_flag(request: Request, name: str) -> bool:
-    """True if the parameter is ``1`` or ``true``; false for ``0``, ``false`` or none.
+    """True for ``1`` and ``true``; false for ``0``, ``false`` and no value.
 
     :class:`InvalidRequest` for other text.
     """
@@ -61,7 +61,7 @@ def query_flag(request: Request, name: str) -> bool:
 
 
 def query_word(request: Request, name: str, words: Collection[str], default: str) -> str:
-    """The parameter, if it is one of ``words``; :class:`InvalidRequest` otherwise."""
+    """The parameter, one of ``words``; :class:`InvalidRequest` otherwise."""
     value = (query_text(request, name) or default).strip()
     if value not in words:
         raise InvalidRequest(
@@ -156,8 +156,8 @@ async def bounded_json(request: Request) -> dict[str, Any]:
 async def run_read(function: Callable[..., _T], *args: Any) -> _T:
     """Run a blocking read in a thread, at most 16 at once.
 
-    Changes have their own threads (``run_in_threadpool``): ``kill`` does not wait for pages, however
-    many of these wait for a topology master.
+    Changes have their own threads (``run_in_threadpool``): ``kill`` does not wait for pages,
+    however many of these wait for a topology master.
     """
     try:
         limiter = _reads.get()
@@ -192,11 +192,11 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 class StreamResponse(Response):
-    """``size`` bytes of an open file, or the range of them that the request names.
+    """``size`` bytes of an open file, or the range that the request names.
 
     The file is closed at the end. ``tag`` is an ETag: ``If-None-Match`` is answered with 304,
-    ``If-Range`` of another content with all of it. A reader that takes no chunk for ``idle_secs`` is
-    dropped.
+    ``If-Range`` of another content with all of it. A reader that takes no chunk for ``idle_secs``
+    is dropped.
     """
 
     def __init__(

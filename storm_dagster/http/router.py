@@ -48,7 +48,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Operation:
+class HttpOperation:
     """A declared route, with the handler that is called for it."""
 
     method: str
@@ -61,7 +61,7 @@ class Operation:
     arguments: Mapping[str, Parameter]
     """Parameters that the handler takes, by the names in its signature."""
     takes_request: bool
-    """True if the handler takes the request itself, and reads the parameters from it."""
+    """True if the handler takes the request, and reads parameters from it."""
     body: Any
     """Type of the JSON body, or types by media type; ``None`` for a request without a body."""
     body_required: bool
@@ -74,14 +74,14 @@ class Operation:
 
 
 class Router:
-    """Routes of one class of handlers, in the order in which they are tried."""
+    """Routes of a class of handlers, in the order in which they are tried."""
 
     def __init__(self, tag: str, *, storm_errors: bool = False) -> None:
         """Create an empty router; ``tag`` groups its routes in OpenAPI.
 
         With ``storm_errors`` errors have the form of Storm's UI.
         """
-        self.operations: list[Operation] = []
+        self.operations: list[HttpOperation] = []
         self._tag = tag
         self._storm_errors = storm_errors
 
@@ -97,7 +97,7 @@ class Router:
         body_required: bool = False,
         parameters: Sequence[Parameter] = (),
     ) -> Callable[[_Handler], _Handler]:
-        """Declare that the decorated method handles requests of ``method`` to ``path``.
+        """Declare that the decorated handler responds to a method and path.
 
         A handler is an endpoint if it is ``async``. Other handlers run in a thread, and return a
         document or a response. They take ``request``, or a parameter for each annotated
@@ -123,7 +123,7 @@ class Router:
                     f"{handler.__qualname__} must take a document if its route has a body, and only then"
                 )
             self.operations.append(
-                Operation(
+                HttpOperation(
                     method=method,
                     path=path,
                     tag=self._tag,
@@ -151,7 +151,7 @@ class RouteHandlers(Protocol):
 
 
 def path_template(path: str) -> str:
-    """The path as OpenAPI has it: ``{component:path}`` becomes ``{component}``."""
+    """The path in OpenAPI: ``{component:path}`` becomes ``{component}``."""
     return _VARIABLE.sub(r"{\1}", path)
 
 

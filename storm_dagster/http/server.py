@@ -71,7 +71,7 @@ class AnnouncedName:
         """The error of the check that failed."""
 
     def check(self) -> None:
-        """Raise :class:`Unavailable` when the name resolves to other addresses only."""
+        """Raise :class:`Unavailable` if the name has only other addresses."""
         try:
             infos = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
         except OSError:
@@ -103,8 +103,8 @@ _Base: Any = AutoHTTPProtocol
 class _BoundedProtocol(_Base):
     """A connection that is dropped when a head does not arrive in time.
 
-    Single bytes of a head do not extend the time. Bodies have their own limits, where they are read.
-    A connection that became a WebSocket is no longer bounded here.
+    Single bytes of a head do not extend the time. Bodies have their own limits, where they are
+    read. A connection that became a WebSocket is not bounded here.
     """
 
     own_user_only = False
@@ -125,13 +125,13 @@ class _BoundedProtocol(_Base):
         self._schedule_check()
         self._early: bytes | None = None
         if self.tls is not None:
-            # Begun here and not by the server: it would count a connection only after its handshake.
+            # Begun here and not by the server, which counts a connection only after its handshake.
             self._early = b""
             self._handshake = self.loop.create_task(self._secure(transport))
         max_connections = _MAX_CONNECTIONS if self.tls is None else _MAX_SECURED
         if len(self.connections) > max_connections:
-            # Removed here: connection_lost runs in a later turn of the loop, and several connections
-            # may begin in this turn.
+            # Removed here: connection_lost runs in a later turn of the loop, and several
+            # connections may begin in this turn.
             victim = _least_deserving(self.connections)
             self.connections.discard(victim)
             victim.transport.abort()
@@ -178,8 +178,8 @@ class _BoundedProtocol(_Base):
                 return
             self._head_bytes += len(data)
         super().data_received(data)
-        # The base begins a request when the one before it ends. It would queue all requests of a peer
-        # that does not wait for responses.
+        # The base begins a request when the one before it ends. It would queue all requests of a
+        # peer that does not wait for responses.
         if len(getattr(self, "pipeline", ())) > _MAX_QUEUED:
             self.transport.abort()
 
@@ -229,8 +229,8 @@ def _peer_of(connection: Any) -> str:
 def _until_disconnect(app: ASGIApp) -> ASGIApp:
     """End a request without an error when its peer disconnects.
 
-    No client waits for the response. A traceback in the log would cost more than the request, and any
-    peer could cause as many as it likes.
+    No client waits for the response. A traceback in the log would cost more than the request, and
+    any peer could cause as many as it likes.
     """
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -243,7 +243,8 @@ def _until_disconnect(app: ASGIApp) -> ASGIApp:
 class HttpService:
     """Server of an application on an open socket, in its own thread.
 
-    It serves over TLS if it has ``tls``. With ``own_user_only`` connections of other users of this machine are dropped.
+    It serves over TLS if it has ``tls``. With ``own_user_only`` connections of other users of this
+    machine are dropped.
     """
 
     def __init__(
@@ -286,7 +287,7 @@ class HttpService:
             _log.exception("the HTTP service ended")
 
     def start(self, timeout: float = 10.0) -> None:
-        """Start to serve; :class:`Unavailable` when the server does not start in time."""
+        """Start to serve; :class:`Unavailable` if that takes too long."""
         self._thread.start()
         poll(
             lambda: self._server.started or not self._thread.is_alive(), timeout=timeout, pause=0.01

@@ -47,7 +47,7 @@ class SupervisorWorkers(BaseModel, extra="forbid"):
 
 
 class WorkerRoutes:
-    """Routes of one supervisor; ``workers()`` returns the workers that run now."""
+    """Routes of a supervisor; ``workers()`` returns the live workers."""
 
     router: ClassVar = Router("supervisor")
 
@@ -90,7 +90,7 @@ class WorkerRoutes:
         self,
         port: Annotated[str, Parameter("path", "port", "Port of the worker", schema=Port)],
     ) -> dict[str, Any]:
-        """Send SIGTERM to the worker of a port; the row of the worker before it ends."""
+        """Send SIGTERM to the worker of a port; its row before it ends."""
         if not port.isascii() or not port.isdecimal() or len(port) > 5:
             raise InvalidRequest(f"a port is a number, got {port!r:.40}")
         live = self._workers_at(int(port))[-1]

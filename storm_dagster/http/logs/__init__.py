@@ -1,1 +1,1 @@
-"""Log files over HTTP: JStorm's ``/logview`` and the pages of Storm's logviewer."""
+"""Log files over HTTP: JStorm's ``/logview``, pages of Storm's logviewer."""

@@ -1,4 +1,4 @@
-"""Pages of a log by position and size, in bounded memory, and the text of stacks."""
+"""Pages of a log, in bounded memory, and the text of stacks."""
 
 import codecs
 import os
@@ -51,8 +51,9 @@ def check_encoding(name: str | None) -> str:
 def page_bounds(size: int, position: int | None, length: int | None) -> tuple[int, int]:
     """(first byte, number of bytes) of a page.
 
-    Without a position it is the end of the file, as in JStorm. A length of more than 1 MiB is cut to that. :class:`InvalidRequest` for negative numbers,
-    :class:`RangeNotSatisfiable` for a position after the end.
+    Without a position it is the end of the file, as in JStorm. A length of more than 1 MiB is cut
+    to that. :class:`InvalidRequest` for negative numbers, :class:`RangeNotSatisfiable` for a
+    position after the end.
     """
     if length is not None and length < 1:
         raise InvalidRequest(f"size must be at least 1, got {length}")
@@ -67,7 +68,7 @@ def page_bounds(size: int, position: int | None, length: int | None) -> tuple[in
 
 
 def read_page(stream: BinaryIO, position: int, length: int) -> bytes:
-    """Bytes of the file from a position on; fewer if the file was truncated."""
+    """Bytes from a position on; fewer if the file was truncated."""
     parts: list[bytes] = []
     while length > 0:
         part = os.pread(stream.fileno(), length, position)
@@ -93,7 +94,7 @@ def whole_characters(raw: bytes, encoding: str, *, cut_before: bool) -> str:
 
 
 def _cut_bytes(raw: bytes) -> int:
-    """Number of bytes at the beginning that continue a UTF-8 character; 0 if invalid."""
+    """Number of first bytes that continue a UTF-8 character; 0 if invalid."""
     for index, byte in enumerate(raw[:3]):
         is_continuation = byte & 0xC0 == 0x80
         if not is_continuation:

@@ -1,4 +1,4 @@
-"""Routes of log files: JStorm's ``/logview?cmd=...`` and Storm's pages of logs."""
+"""Routes of log files: JStorm's ``/logview`` and Storm's pages of logs."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -335,7 +335,7 @@ def _required(request: Request, name: str) -> str:
 
 
 def _query_bytes(request: Request, name: str) -> bytes:
-    """The parameter as bytes, because a log contains any bytes that a worker wrote."""
+    """The parameter as bytes, because logs contain any bytes."""
     query = request.scope["query_string"].decode("latin-1")
     for key, value in parse_qsl(query, encoding="latin-1"):
         if key == name:

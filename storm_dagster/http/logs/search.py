@@ -1,4 +1,4 @@
-"""Search for plain text in a log, in linear time, with a budget for each request."""
+"""Search for text in a log, in linear time, with a budget for a request."""
 
 import os
 import time
@@ -38,8 +38,8 @@ class Search:
 def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, str], int | None]:
     """Matches by their offset, and the offset where the next search begins.
 
-    There are at most ``max_matches``, within the budget. The next offset is ``None`` when all of the
-    file was searched. A key is bytes: a log can have any encoding.
+    There are at most ``max_matches``, within the budget. The next offset is ``None`` when all of
+    the file was searched. A key is bytes: a log can have any encoding.
     """
     deadline = time.monotonic() + _SECS
     matches: dict[int, str] = {}

@@ -62,7 +62,7 @@ class LogTree:
             return os.fdopen(descriptor, "rb", buffering=0), status.st_size  # type: ignore[return-value]
 
     def list(self, name: str = "") -> list[Entry]:
-        """Files and folders in a folder, by name; links and devices are left out."""
+        """Files and folders in a folder by name, without links and devices."""
         rows: list[Entry] = []
         with ExitStack() as stack:
             folder = self._walk(_parts(name), stack)

@@ -101,10 +101,13 @@ async def receive_file(
 ) -> AsyncIterator[tuple[Path, str]]:
     """Write the request's body to a new file: the file, and the body's hash.
 
-    The file is in ``inbox``, and is removed at the end, that of a refused body too. :class:`InvalidRequest` for a body of
-    more than ``max_bytes``, before more than these are read, for an incomplete body, and for one whose
-    hash is not that of the header ``X-Content-SHA256`` (which may be absent). :class:`Unavailable`
-    after ``idle_secs`` without a byte, or when the disk fails. ``touch`` is called with each chunk.
+    The file is in ``inbox``, and is removed at the end, that of a refused body too. ``touch`` is
+    called with each chunk.
+
+    :class:`InvalidRequest` for a body of more than ``max_bytes``, before more than these are read,
+    for an incomplete body, and for one whose hash is not that of the header ``X-Content-SHA256``
+    (which may be absent). :class:`Unavailable` after ``idle_secs`` without a byte, or when the disk
+    fails.
     """
     announced = request.headers.get("x-content-sha256")
     expected = check_sha256(announced) if announced is not None else None
@@ -254,7 +257,7 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     async def write_replica(self, request: Request) -> Response:
-        """Store a copy that the leader sends; :class:`Fenced` for a former leader."""
+        """Store a copy from the leader; :class:`Fenced` for a former leader."""
         key = _key(request)
         await run_in_threadpool(self._check_replica, request)
         sha256 = check_sha256(request.headers.get("X-Content-SHA256"))
@@ -403,7 +406,7 @@ class BlobRoutes:
         max_bytes: int,
         touch: Any = lambda: None,
     ) -> tuple[BlobMeta, int]:
-        """Store the body, or with ``?sha256=`` a content that is stored already."""
+        """Store the body, or with ``?sha256=`` content that is stored already."""
         sha256 = request.query_params.get("sha256")
         if sha256 is not None:
             return await self._store_content(request, key, sha256, terms)
@@ -429,7 +432,7 @@ class BlobRoutes:
         return stored
 
     def _check_replica(self, request: Request) -> None:
-        """Raise :class:`Fenced` unless the sender is the leader of the current epoch.
+        """Raise :class:`Fenced` unless the sender leads in the current epoch.
 
         The leader itself does not accept copies.
         """

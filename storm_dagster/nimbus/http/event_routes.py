@@ -1,4 +1,4 @@
-"""The route by which workers report the events of their components to Dagster."""
+"""The route by which workers report events of components to Dagster."""
 
 import hmac
 import threading
@@ -68,13 +68,16 @@ class EventRoutes:
         errors=(401, 404, 500, 503),
     )
     async def report(self, request: Request) -> Response:
-        """Store a batch of events. The body of an unauthorized request is not read."""
+        """Store a batch of events.
+
+        The body of an unauthorized request is not read.
+        """
         topology_id = await run_in_threadpool(self._sending_topology, request)
         document = await bounded_json(request)
         return JSONResponse(await run_in_threadpool(self._store_batch, topology_id, document))
 
     def _sending_topology(self, request: Request) -> str:
-        """Id of the topology that has a live worker with the request's token."""
+        """Id of the topology with a live worker that has the request's token."""
         nimbus = self._nimbus
         nimbus.status.require()
         topology = topology_by_name(nimbus.shown_view(), request.path_params["name"])

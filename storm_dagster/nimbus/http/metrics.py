@@ -160,7 +160,7 @@ class _ClusterMetrics(Collector):
 def _user_metrics(
     topologies: Iterable[TopologySnapshot],
 ) -> dict[tuple[str, str, str, str], float]:
-    """The numbers that tasks report, by topology, component, task and metric."""
+    """Numbers that tasks report, by topology, component, task and metric."""
     numbers: dict[tuple[str, str, str, str], float] = {}
     for topology in topologies:
         for (component, task), values in topology.metrics.items():
@@ -171,7 +171,7 @@ def _user_metrics(
 
 
 def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric]:
-    """Latencies, queues, capacity and lag by component, without those of the system."""
+    """Latencies, queues, capacity and lag of the components of users."""
     parts: list[tuple[tuple[str, str], ComponentSnapshot]] = []
     for topology in topologies:
         for _, part in sorted(topology.components.items()):

@@ -53,7 +53,7 @@ def add_routes(
     lifecycle: LifecycleRequests,
     metrics: Metrics,
 ) -> None:
-    """Add our own routes, and everything under ``/api/v1`` that is not about logs.
+    """Add all routes but those of logs and pages.
 
     The first route that fits a request handles it.
     """

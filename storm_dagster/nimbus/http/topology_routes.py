@@ -1,4 +1,4 @@
-"""Routes of topologies and the cluster under ``/v1``, of health and metrics."""
+"""Routes of topologies and the cluster, of health and metrics."""
 
 from functools import reduce
 from operator import or_
@@ -50,7 +50,7 @@ class VerbName:
 
 
 class VerbRequestBody:
-    """Body of a verb in OpenAPI: a request of ``VERBS``, as in :class:`VerbName`."""
+    """Body of a verb in OpenAPI: one of the requests of ``VERBS``."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

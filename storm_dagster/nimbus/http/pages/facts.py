@@ -78,7 +78,7 @@ class PageFacts:
         }
 
     def topologies(self, request: Request) -> dict[str, Any]:
-        """The list of topologies, with the numbers in the heartbeats of their tasks.
+        """The list of topologies, with numbers from the heartbeats of tasks.
 
         No topology master is queried.
         """
@@ -269,7 +269,7 @@ def _chart_line(label: str, column: str, rows: Sequence[Mapping[str, Any]]) -> L
 def _chart_rows(
     columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
 ) -> list[tuple[float, list[float | None]]]:
-    """Rows of the table below a chart, the newest first, at equal distances."""
+    """Rows of the table of a chart, the newest first, at equal distances."""
     step = max(1, len(rows) // _MAX_TIMES)
     newest = len(rows) - 1
     table: list[tuple[float, list[float | None]]] = []

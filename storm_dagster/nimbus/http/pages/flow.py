@@ -34,7 +34,7 @@ _MAX_DRAWN = 40
 
 
 class TopologyFlow:
-    """Components, edges, tasks and findings of a topology, as rows of its page."""
+    """Components, edges, tasks and findings of a topology, as rows."""
 
     def __init__(self, topology: TopologySnapshot) -> None:
         self._topology = topology
@@ -62,11 +62,11 @@ class TopologyFlow:
         self.edges = topology.edges
 
     def _parts_of(self, component: str) -> list[ComponentSnapshot]:
-        """The component of that id; for an empty id all components of the user."""
+        """The component of that id; for an empty id all of the user."""
         return [part for part in self._parts if component in ("", part.id)]
 
     def lags(self, focus: str) -> list[tuple[str, str, float | None, float | None]]:
-        """(component, partition, records, seconds) of lags, the largest first."""
+        """(component, partition, records, seconds), the largest lag first."""
         rows: list[tuple[str, str, float | None, float | None]] = []
         for part in self._parts_of(focus):
             for partition, (records, seconds) in part.lag_by_partition.items():
@@ -74,7 +74,7 @@ class TopologyFlow:
         return sorted(rows, key=lambda row: -(row[2] or 0))
 
     def center(self, focus: str) -> str:
-        """The component around which a large topology is drawn; empty for a small one.
+        """The component around which a large topology is drawn, or empty.
 
         Without a ``focus`` it is the component with the most severe problem.
         """
@@ -142,7 +142,7 @@ class TopologyFlow:
         )
 
     def streams(self, component: str) -> list[tuple[str, str, list[int | None]]]:
-        """(component, output stream, its counts in the order of :data:`STREAM_METRICS`)."""
+        """(component, output stream, counts as in :data:`STREAM_METRICS`)."""
         rows: list[tuple[str, str, list[int | None]]] = []
         for part in self._parts_of(component):
             for stream, counts in stream_metrics(part).items():
@@ -151,7 +151,7 @@ class TopologyFlow:
         return sorted(rows, key=lambda row: row[:2])
 
     def tasks(self, component: str) -> list[dict[str, Any]]:
-        """Tasks of a component, or of all of them (empty), the busiest first."""
+        """Tasks of a component, or of all (empty), the busiest first."""
         rows: list[dict[str, Any]] = []
         for part in self._parts_of(component):
             rows += [_task_row(task) for task in part.tasks]

@@ -1,4 +1,4 @@
-"""Actions of Storm's UI on a topology: POST routes, and views into a worker."""
+"""Actions of Storm's UI on a topology, and views into a worker."""
 
 import re
 import time
@@ -224,7 +224,7 @@ class TopologyActions:
         errors=CHANGE_ERRORS,
     )
     def set_log_levels(self, name: TopologyId, document: JsonMap) -> dict[str, Any]:
-        """Change levels; a logger without a target level gets that of the conf."""
+        """Change levels; without a target level the one of the conf is set."""
         request = check_request(LogLevelsRequest, document, "a change of log levels")
         changes = {
             logger: level_change(logger, level.target_level, level.timeout or 0, level.reset_level)
@@ -317,7 +317,7 @@ class TopologyActions:
         )
 
     def _disabled(self, name: str) -> dict[str, Any]:
-        """Response to profilers and heap dumps of JVMs, which workers are not."""
+        """Response to actions on JVMs, which workers are not."""
         topology_by_name(self._reader.view(), name)
         return {
             "status": "disabled",

@@ -1,4 +1,4 @@
-"""Documents of the cluster in Storm's REST, with the keys that its users rely on."""
+"""Documents of the cluster in Storm's REST, with Storm's keys."""
 
 from typing import Annotated, Literal
 
@@ -137,7 +137,7 @@ class TopologyRow(StormDocument):
     assignedCpu: float
 
 
-class TopologySummary(StormDocument):
+class TopologyList(StormDocument, title="TopologySummary"):
     """All topologies."""
 
     schedulerDisplayResource: bool

@@ -24,7 +24,7 @@ from storm_dagster.nimbus.http.storm.cluster_documents import (
     OwnerSummary,
     SupervisorPage,
     SupervisorSummary,
-    TopologySummary,
+    TopologyList,
     TopologyWorkers,
 )
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
@@ -195,14 +195,14 @@ class ClusterPages:
         errors=READ_ERRORS,
     )
     def owner(self, owner: Annotated[str, Parameter("path", "owner", "Owner")]) -> dict[str, Any]:
-        """One owner; :class:`KeyNotFound` when no topology is of that owner."""
+        """One owner; :class:`KeyNotFound` for an owner without topologies."""
         return self._owners(owner)
 
     @router.route(
         "GET",
         "/api/v1/topology/summary",
         summary="Topologies",
-        responses={200: TopologySummary},
+        responses={200: TopologyList},
         errors=READ_ERRORS,
     )
     def topologies(self) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class ClusterPages:
         }
 
     def _log_link(self, http: str | None) -> str:
-        """Link to the log of this nimbus, or to the list of logs of another."""
+        """Link to the log of this nimbus, or to the logs of another."""
         own = self._nimbus.identity
         if http == own.http:
             return daemon_log(own.http, "nimbus", own.id)
@@ -374,5 +374,5 @@ def _percent(used: float, total: float) -> float:
 
 
 def _displays(supervisors: Iterable[SupervisorInfo]) -> bool:
-    """True if a supervisor declares resources, so that pages have a column for them."""
+    """True if a supervisor declares resources, which pages then show."""
     return any(info.memory_mb or info.cpu for info in supervisors)

@@ -55,7 +55,7 @@ class Links:
         self._hosts = {info.host: info.http for info in view.supervisors.values()}
 
     def worker(self, topology_id: str, node: str | None, host: str, port: int) -> str:
-        """The page of a worker's log; empty while its supervisor has no HTTP service."""
+        """The page of a worker's log; empty without an HTTP service there."""
         if node is None:
             base = self._hosts.get(host)
         else:
@@ -66,11 +66,11 @@ class Links:
         return f"{base}/api/v1/log?file={file}"
 
     def base(self, host: str) -> str:
-        """The HTTP service of a supervisor on that host; empty when none is known."""
+        """The HTTP service of a supervisor on a host; empty if unknown."""
         return self._hosts.get(host) or ""
 
     def supervisor(self, node: str) -> str:
-        """The page of a supervisor's log; empty when no HTTP service of it is known."""
+        """The page of a supervisor's log; empty without an HTTP service."""
         base = self._supervisors.get(node)
         return daemon_log(base, "supervisor", node) if base else ""
 

@@ -1,4 +1,4 @@
-"""Documents of a topology in Storm's REST, with the keys that its users rely on."""
+"""Documents of a topology in Storm's REST, with Storm's keys."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""Pages of one topology: page, components, metrics, spout lag, errors, graph."""
+"""Pages of a topology: page, components, metrics, lag, errors, graph."""
 
 import re
 import time
@@ -168,7 +168,7 @@ class TopologyPages:
         window: Window,
         sys: IncludeSystem,
     ) -> dict[str, Any]:
-        """One component; :class:`KeyNotFound` when the topology has no such component."""
+        """One component; :class:`KeyNotFound` for an unknown one."""
         snapshot = self._reader.snapshot(name)
         links = Links(self._reader.view())
         part = snapshot.components.get(component)
@@ -498,7 +498,7 @@ def _visual_input(stream_input: InputSpec) -> dict[str, Any]:
 
 
 def visualization_table(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
-    """Every stream once, in rows of four, for a page that switches them on and off."""
+    """Every stream once, in rows of four, for the switches of a page."""
     graph = visualization(reader, name, window, sys)
     streams: set[str] = set()
     for component in graph.values():
