@@ -126,7 +126,7 @@ def find_garbage(
     # days. A leader of the release before has no token's record of a Storm client's submission
     # before the launch.
     pending = {
-        key[7:-8]
+        key.removeprefix("upload.").removesuffix(".pending")
         for key in inventory.blobs
         if key.startswith("upload.") and key.endswith(".pending")
     }
