@@ -59,8 +59,12 @@ from storm_dagster.zk.gray_upgrades import create_lists_ops, listed_nodes, put_r
 
 GRAY_UPGRADE = operation(
     "gray_upgrade",
-    *("sweep.upgraded", "version_number"),
-    *("store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser", "gray_upgrade"),
+    "sweep.upgraded",
+    "version_number",
+    "store.stormjar.jar",
+    "store.stormconf.ser",
+    "store.stormcode.ser",
+    "gray_upgrade",
 )
 CONTINUE_UPGRADE = operation("continue_upgrade", "continue_upgrade")
 COMPLETE_UPGRADE = operation("complete_upgrade", "complete_upgrade")
@@ -108,8 +112,8 @@ def gray_upgrade(
     supervisor picks its workers. With an empty selection a new upgrade takes the selection of the
     new code's own conf (``topology.upgrade.worker.num``, ``.component``, ``.workers``). A
     repetition with the ``token`` that began the upgrade or requested its newest batch has no
-    further effect, also after the upgrade has ended. Code and selection are checked, stored and
-    replicated before the topology is touched.
+    further effect, also after the upgrade has ended. The request is checked, and the code stored
+    and replicated, before the topology is touched.
 
     Raises :class:`NotAlive`; :class:`Conflict` if the topology is not ACTIVE, if new code is given
     while an upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,7 @@ def topology_assets(
     name = declaration.name
     key = dg.AssetKey([*prefix, name])
     text = description or f"The topology {name}: a job that never ends, run by Storm."
-    conf_rows: list[tuple[str, str]] = []
-    for conf_key, value in sorted(mask(declaration.submitted_conf).items()):
-        conf_text = value if isinstance(value, str) else json.dumps(value, default=str)
-        conf_rows.append((conf_key, conf_text))
-    metadata: dict[str, Any] = {
-        "target": declaration.target,
-        "conf": table("key value", conf_rows),
-        "parallelism": table("component executors:int", sorted(declaration.parallelism.items())),
-    }
+    metadata = _declaration_metadata(declaration)
     if described.problem is not None:
         text += f"\n\n**Its target cannot be deployed**: {described.problem}"
         metadata["missing"] = described.problem
@@ -91,20 +83,44 @@ def topology_assets(
             **common,
         )
         assets.append(StormAsset(kind, spec, topology=name, component=component))
-        if kind != "bolt":
-            continue
-        for external_key in external_keys:
-            # Below the bolt's key: other writers may exist, or another asset for it.
-            target = dg.AssetSpec(
-                key=dg.AssetKey([*component_key.path, *external_key.path]),
-                deps=[component_key],
-                description=f"{external_key.to_user_string()}, written by {component} "
-                f"of topology {name}.",
-                kinds={"storm", external_key.path[0]},
-                **common,
-            )
-            assets.append(StormAsset("target", target, topology=name))
+        if kind == "bolt":
+            for external_key in external_keys:
+                target = _target_spec(name, component, component_key, external_key, common)
+                assets.append(StormAsset("target", target, topology=name))
     return assets
+
+
+def _declaration_metadata(declaration: Declaration) -> dict[str, Any]:
+    """Metadata of the topology's asset: target, conf and parallelism."""
+    conf_rows: list[tuple[str, str]] = []
+    for key, value in sorted(mask(declaration.submitted_conf).items()):
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        conf_rows.append((key, text))
+    return {
+        "target": declaration.target,
+        "conf": table("key value", conf_rows),
+        "parallelism": table("component executors:int", sorted(declaration.parallelism.items())),
+    }
+
+
+def _target_spec(
+    topology: str,
+    bolt: str,
+    bolt_key: dg.AssetKey,
+    external_key: dg.AssetKey,
+    common: Mapping[str, Any],
+) -> dg.AssetSpec:
+    """The asset that a bolt writes.
+
+    Its key is below the bolt's, because other writers may exist, or another asset for it.
+    """
+    return dg.AssetSpec(
+        key=dg.AssetKey([*bolt_key.path, *external_key.path]),
+        deps=[bolt_key],
+        description=f"{external_key.to_user_string()}, written by {bolt} of topology {topology}.",
+        kinds={"storm", external_key.path[0]},
+        **common,
+    )
 
 
 def _code(part: ComponentSpec) -> str:

@@ -118,15 +118,84 @@ def find_garbage(
     names their handle and is not published yet. All other garbage is removed after ``grace_secs``.
     """
     ages = _Ages(memory, boot_now)
+    tokens = _judge_tokens(inventory, ages, token_secs)
+    parts_of_handle = Counter(
+        key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs
+    )
+
+    def limit_of(key: str) -> float | None:
+        """Seconds for which the blob must have been garbage; ``None`` if it is in use."""
+        topology_id = id_of_blob_key(key)
+        if topology_id is not None:
+            if topology_id not in tokens.pinned_ids:
+                return grace_secs
+            # The first version stays for the life of the topology; a later one while the assignment
+            # or the upgrade names it. The limit is that of an upload, because an upgrade stores its
+            # code well before it begins.
+            used_versions = inventory.versions.get(topology_id)
+            code_dir = code_dir_of_blob_key(key)
+            is_later = code_dir != topology_id
+            if used_versions is not None and is_later and code_dir not in used_versions:
+                return max(grace_secs, upload_secs)
+            return None
+        token = token_of_staging_key(key)
+        if token is not None:
+            return None if token in tokens.counting else grace_secs
+        if key.startswith("staging-of."):
+            return None if inventory.newest.get(key) in tokens.counting else grace_secs
+        if key.startswith("upload."):
+            handle, _, part = key[len("upload.") :].rpartition(".")
+            # The blob that names the submitter outlives the parts, whose upload may take hours.
+            has_parts = part == "submitter" and parts_of_handle[handle] > 1
+            if handle in tokens.pinned_handles or has_parts:
+                return None
+            pending_secs = _PENDING_SECS if handle in tokens.pending_handles else 0.0
+            return max(upload_secs, pending_secs)
+        return None  # A blob that a user put there.
+
+    blobs: list[str] = []
+    for key in inventory.blobs:
+        limit_secs = limit_of(key)
+        if limit_secs is not None and ages.is_old(f"blob {key}", limit_secs):
+            blobs.append(key)
+    used_ids = tokens.pinned_ids | set(inventory.busy_workers)
+    nodes: list[str] = []
+    for parent, topology_ids in inventory.nodes.items():
+        for topology_id in topology_ids:
+            # A node that another program wrote there stays.
+            if topology_id in used_ids or not _is_topology_id(topology_id):
+                continue
+            if ages.is_old(f"node {parent}/{topology_id}", grace_secs):
+                nodes.append(f"{parent}/{topology_id}")
+    garbage = CleanResult(tuple(nodes), tuple(blobs), tuple(tokens.expired), ages.waiting)
+    return garbage, ages.next_memory
+
+
+@dataclass
+class _TokenUse:
+    """Expired tokens, and everything that the others keep."""
+
+    expired: list[str]
+    counting: set[str]
+    """Tokens that count."""
+    pinned_ids: set[str]
+    """Ids of topologies that are alive or being submitted."""
+    pinned_handles: set[str]
+    """Handles of uploads that a submission in progress needs."""
+    pending_handles: set[str]
+    """Handles of accepted submissions that are not known to be launched."""
+
+
+def _judge_tokens(inventory: Inventory, ages: _Ages, token_secs: float) -> _TokenUse:
+    """Separate the expired tokens from those that count."""
     alive = set(inventory.topologies)
     expired: list[str] = []
-    counting: set[str] = set(inventory.damaged_tokens)
+    counting = set(inventory.damaged_tokens)
     pinned_ids = set(alive)
-    # Uploads of accepted submissions that are not known to be launched; Dagster may be away for
-    # days. A leader of the release before has no token's record of a Storm client's submission
-    # before the launch.
-    pending = {
-        key[7:-8]
+    # Dagster may be away for days. A leader of the release before has no token's record of a Storm
+    # client's submission before the launch.
+    pending_handles = {
+        key.removeprefix("upload.").removesuffix(".pending")
         for key in inventory.blobs
         if key.startswith("upload.") and key.endswith(".pending")
     }
@@ -142,63 +211,14 @@ def find_garbage(
             pinned_ids.add(record.topology_id)
         handle = record.request.get("handle")
         if waits and handle:
-            pending.add(str(handle))
+            pending_handles.add(str(handle))
     pinned_handles: set[str] = set()
     for token, handle in inventory.handles.items():
         record = inventory.tokens.get(token)
         is_published = record is not None and record.published
         if token in counting and not is_published:
             pinned_handles.add(handle)
-    parts_of_handle = Counter(
-        key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs
-    )
-
-    def limit_of(key: str) -> float | None:
-        """Seconds for which the blob must have been garbage; ``None`` if it is in use."""
-        topology_id = id_of_blob_key(key)
-        if topology_id is not None:
-            if topology_id not in pinned_ids:
-                return grace_secs
-            # The first version stays for the life of the topology; a later one while the assignment
-            # or the upgrade names it. The limit is that of an upload, because an upgrade stores its
-            # code well before it begins.
-            used_versions = inventory.versions.get(topology_id)
-            code_dir = code_dir_of_blob_key(key)
-            is_later = code_dir != topology_id
-            if used_versions is not None and is_later and code_dir not in used_versions:
-                return max(grace_secs, upload_secs)
-            return None
-        token = token_of_staging_key(key)
-        if token is not None:
-            return None if token in counting else grace_secs
-        if key.startswith("staging-of."):
-            return None if inventory.newest.get(key) in counting else grace_secs
-        if key.startswith("upload."):
-            handle, _, part = key[len("upload.") :].rpartition(".")
-            # The blob that names the submitter outlives the parts, whose upload may take hours.
-            has_parts = part == "submitter" and parts_of_handle[handle] > 1
-            if handle in pinned_handles or has_parts:
-                return None
-            pending_secs = _PENDING_SECS if handle in pending else 0.0
-            return max(upload_secs, pending_secs)
-        return None  # A blob that a user put there.
-
-    blobs: list[str] = []
-    for key in inventory.blobs:
-        limit_secs = limit_of(key)
-        if limit_secs is not None and ages.is_old(f"blob {key}", limit_secs):
-            blobs.append(key)
-    used_ids = pinned_ids | set(inventory.busy_workers)
-    nodes: list[str] = []
-    for parent, topology_ids in inventory.nodes.items():
-        for topology_id in topology_ids:
-            # A node that another program wrote there stays.
-            if topology_id in used_ids or not _is_topology_id(topology_id):
-                continue
-            if ages.is_old(f"node {parent}/{topology_id}", grace_secs):
-                nodes.append(f"{parent}/{topology_id}")
-    garbage = CleanResult(tuple(nodes), tuple(blobs), tuple(expired), ages.waiting)
-    return garbage, ages.next_memory
+    return _TokenUse(expired, counting, pinned_ids, pinned_handles, pending_handles)
 
 
 def _is_topology_id(text: str) -> bool:

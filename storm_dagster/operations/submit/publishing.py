@@ -28,7 +28,13 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
-from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
+from storm_dagster.model.records import (
+    Assignment,
+    StateHome,
+    StormBase,
+    TaskBeats,
+    encode_record,
+)
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, check_name_free, encode_json
@@ -302,30 +308,8 @@ def _publish(
         )
     replaced = view.topologies.get(record.replaces) if record.replaces else None
     now = ctx.now_secs()
-    assignment = assignment_of(
-        planned.result.placement(record.name), topology_id=topology_id, previous=None, now_secs=now
-    ).model_copy(update={"code": code_hashes(ctx, topology_id)})
-    if replaced is not None and replaced.assignment is not None:
-        assignment = assignment.model_copy(update={"history": replaced.assignment.history})
-    assignment = with_change(
-        ctx, assignment, "submitted" if replaced is None else "updated", f"as {topology_id}"
-    )
-    wanted_status = record.wanted_status if replaced is None else replaced.base.wanted_status
-    keys_by_code: dict[str, tuple[str, ...]] = {}
-    if record.submitted_keys is not None:
-        keys_by_code[topology_id] = record.submitted_keys
-    base = StormBase(
-        name=record.name,
-        launch_time_secs=now,
-        status="INACTIVE",
-        wanted_status=wanted_status,
-        workers=staged.workers,
-        executors=staged.executors,
-        token=token,
-        owner=staged.owner,
-        isolation=staged.isolation,
-        submitted_keys=keys_by_code,
-    )
+    assignment = _first_assignment(ctx, record, planned, replaced, now)
+    base = _new_base(record, staged, replaced, token, now)
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
     transaction = ctx.cluster.fenced(record.epoch)
     published = token_record.model_copy(update={"published": True, "ended": False, "request": {}})
@@ -369,6 +353,53 @@ def _publish(
             paths.topology(topology_id): 0,
         },
         replaced=replaced.id if replaced else None,
+    )
+
+
+def _first_assignment(
+    ctx: OperationsContext,
+    record: StagingRecord,
+    planned: StagedPlacement,
+    replaced: TopologyView | None,
+    now_secs: int,
+) -> Assignment:
+    """The assignment of a new topology; it continues the history of a replaced one."""
+    assignment = assignment_of(
+        planned.result.placement(record.name),
+        topology_id=record.topology_id,
+        previous=None,
+        now_secs=now_secs,
+    )
+    changes: dict[str, Any] = {"code": code_hashes(ctx, record.topology_id)}
+    if replaced is not None and replaced.assignment is not None:
+        changes["history"] = replaced.assignment.history
+    assignment = assignment.model_copy(update=changes)
+    action = "submitted" if replaced is None else "updated"
+    return with_change(ctx, assignment, action, f"as {record.topology_id}")
+
+
+def _new_base(
+    record: StagingRecord,
+    staged: StagedTasks,
+    replaced: TopologyView | None,
+    token: str,
+    now_secs: int,
+) -> StormBase:
+    """The base of a new topology; it has the target status of a replaced one."""
+    submitted_keys: dict[str, tuple[str, ...]] = {}
+    if record.submitted_keys is not None:
+        submitted_keys[record.topology_id] = record.submitted_keys
+    return StormBase(
+        name=record.name,
+        launch_time_secs=now_secs,
+        status="INACTIVE",
+        wanted_status=record.wanted_status if replaced is None else replaced.base.wanted_status,
+        workers=staged.workers,
+        executors=staged.executors,
+        token=token,
+        owner=staged.owner,
+        isolation=staged.isolation,
+        submitted_keys=submitted_keys,
     )
 
 
