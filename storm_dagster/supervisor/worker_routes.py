@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-import storm_dagster
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.http.documents import Port
 from storm_dagster.http.logs.pages import stacks_text
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError
+from storm_dagster.model.version import __version__
 from storm_dagster.supervisor.launcher import SPEC
 from storm_dagster.supervisor.processes import LiveWorker
 
@@ -66,7 +66,7 @@ class WorkerRoutes:
     )
     def health(self) -> dict[str, Any]:
         """Document of a supervisor that serves."""
-        return {"status": "ok", "id": self._id, "version": storm_dagster.__version__}
+        return {"status": "ok", "id": self._id, "version": __version__}
 
     @router.route(
         "GET",
