@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import click
 
@@ -272,11 +272,11 @@ def _fields(node: Any) -> list[tuple[str, str]]:
 
 
 def records_page() -> list[str]:
-    """The records that stand in ZooKeeper, from their models."""
+    """The records in ZooKeeper, from their models."""
     lines = [
         "# ZooKeeper records",
         "",
-        "UTF-8 JSON, decoded strictly; an unknown key is damage, not a guess.",
+        "UTF-8 JSON. A daemon ignores unknown fields, and keeps them when it changes the record.",
         "",
     ]
     for name in sorted(vars(records)):
@@ -288,16 +288,13 @@ def records_page() -> list[str]:
         ):
             continue
         lines += [f"## {name}", "", " ".join((model.__doc__ or "").split()), ""]
-        lines += rows(
-            ["field", "type"],
-            (
-                (
-                    f"`{field.alias or key}`",
-                    f"`{cell(str(field.annotation).replace('typing.', ''))}`",
-                )
-                for key, field in model.model_fields.items()
-            ),
-        )
+        # Without validators, whose text has an address in memory.
+        types = get_type_hints(model)
+        cells: list[tuple[str, str]] = []
+        for key, field in model.model_fields.items():
+            type_text = cell(str(types[key]).replace("typing.", ""))
+            cells.append((f"`{field.alias or key}`", f"`{type_text}`"))
+        lines += rows(["field", "type"], cells)
     return lines
 
 

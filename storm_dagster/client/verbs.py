@@ -11,8 +11,8 @@ All of them take these options:
 ``progress``
     Called with (step, state) while the call waits.
 
-A field that is left out has the default of its request in :mod:`storm_dagster.model.verbs`. All of
-them raise :class:`~storm_dagster.model.errors.NotAlive` if the topology does not run,
+A field that is left out has the default of its request in :mod:`storm_dagster.model.requests`. All
+of them raise :class:`~storm_dagster.model.errors.NotAlive` if the topology does not run,
 :class:`~storm_dagster.model.errors.Conflict` if its status does not allow the change, and
 :class:`~storm_dagster.model.errors.Unavailable` at the timeout (the change continues).
 """
