@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterable
@@ -292,7 +293,7 @@ def records_page() -> list[str]:
         types = get_type_hints(model)
         cells: list[tuple[str, str]] = []
         for key, field in model.model_fields.items():
-            type_text = cell(str(types[key]).replace("typing.", ""))
+            type_text = cell(inspect.formatannotation(types[key]).replace("typing.", ""))
             cells.append((f"`{field.alias or key}`", f"`{type_text}`"))
         lines += rows(["field", "type"], cells)
     return lines
