@@ -71,9 +71,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made.nothing = lambda conf: object()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_plugins", made)
     Plugin.prepared, Plugin.assigned = [], []
-    inimbus._made.clear()
+    inimbus._plugins.clear()
     yield
-    inimbus._made.clear()
+    inimbus._plugins.clear()
 
 
 @pytest.mark.zookeeper
