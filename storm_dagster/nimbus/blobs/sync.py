@@ -106,7 +106,7 @@ class BlobSync:
                 still_lacking.discard(key)
                 self._status.set_lacking(still_lacking)
         self._take_registered(set(needed))
-        leader = self._status.known.leader
+        leader = self._status.snapshot.leader
         now = time.monotonic()
         if (
             self._followed is None
@@ -199,7 +199,7 @@ class BlobSync:
         These are staged and uploaded blobs and reports. The follower fetches the leader's, and
         drops its old ones.
         """
-        status = self._status.known
+        status = self._status.snapshot
         if self._blobs.shared or status.leader in (None, self._status.me):
             return
         if not status.leader_http:
