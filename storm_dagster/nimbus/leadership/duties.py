@@ -1,9 +1,9 @@
 """Duties of the leader.
 
-They are due transitions, healing while no sensor is armed, cleaning, and reporting.
-The leader removes killed topologies. Dagster's sensors come first for all other duties. They hold
-``/healer``. While it has existed recently, the leader leaves other due transitions and healing to
-them, for the time that a run should take (``docs/decisions.md#healing-sensor``).
+They are due transitions, healing while no sensor is armed, cleaning, and reporting. The leader
+removes killed topologies. Dagster's sensors come first for all other duties. They hold ``/healer``.
+While it has existed recently, the leader leaves other due transitions and healing to them, for the
+time that a run should take (``docs/decisions.md#healing-sensor``).
 """
 
 import logging
@@ -140,8 +140,9 @@ class LeaderReports(_Rounds):
 class LeaderTransitions(_Rounds):
     """Due transitions of topologies.
 
-    These are removals of killed topologies, delayed rebalances and activations. They run in a separate thread, and so does each removal, of which eight run at once: a removal
-    waits for workers to end, and for Spark to end the queries of the topology.
+    These are removals of killed topologies, delayed rebalances and activations. They run in a
+    separate thread, and so does each removal, of which eight run at once: a removal waits for
+    workers to end, and for Spark to end the queries of the topology.
     """
 
     def __init__(self, nimbus: Nimbus) -> None:
