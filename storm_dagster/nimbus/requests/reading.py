@@ -140,7 +140,7 @@ class ClusterReader:
                 raise
             raise NotAlive(
                 f"topology {name!r} is not alive yet, it is {operation_text(rows[0])}: "
-                "ask again when it has finished"
+                "repeat the request when it has finished"
             ) from error
 
     def show(self, name: str) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class ClusterReader:
             ) from None
         except ValueError:
             raise Corrupt(
-                f"blob {key!r} is not valid JSON: rebalance the topology, which writes it again"
+                f"blob {key!r} is not valid JSON: rebalance the topology, which writes a new one"
             ) from None
         if not isinstance(document, dict):
             return {"reasons": document}
