@@ -387,7 +387,7 @@ def _invariant_row(state: str, violation: "Violation") -> tuple[str, str, str, s
 
 
 def _no_planner(batch: Any) -> Any:
-    raise Unavailable("an inspection places nothing: use `storm-dagster plan`")
+    raise Unavailable("an inspection does not place tasks: use `storm-dagster plan`")
 
 
 def _is_conf_broken(findings: list[dict[str, Any]]) -> bool:

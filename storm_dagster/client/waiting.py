@@ -113,7 +113,7 @@ def wait_for_run(
             if status == "QUEUED":
                 cause = " (the run queue is full: see concurrency.runs.max_concurrent_runs)"
             raise Unavailable(
-                f"run {run_id} is still {status}{cause}: it goes on; see it in the Dagster UI "
+                f"run {run_id} is still {status}{cause}: it continues; see it in the Dagster UI "
                 f"({document.get('url') or 'no URL known'})"
             )
         time.sleep(pauses.next_pause())
@@ -204,6 +204,6 @@ def wait_for_status(
         if time.monotonic() >= deadline:
             status = document.get("status") if document else "gone"
             raise Unavailable(
-                f"topology {name!r} is {status}, waited for {what}: it goes on; ask `list` later"
+                f"topology {name!r} is {status}, waited for {what}: it continues; see `storm-dagster list` later"
             )
         time.sleep(pauses.next_pause())

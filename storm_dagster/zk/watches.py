@@ -89,7 +89,7 @@ class WatchSlots:
         if subtree not in _SUBTREES:
             raise UnknownSubtree(
                 f"event {kind} of {path}: no callback belongs to the subtree {subtree!r}: "
-                "read everything again, and find the code that set that watch"
+                "read all nodes again, and find the code that set that watch"
             )
         slot_paths = [path]
         if len(parts) > 1 and f"/{subtree}" == paths.SUPERVISORS:
