@@ -411,7 +411,7 @@ def _is_conf_broken(findings: list[dict[str, Any]]) -> bool:
 @click.option(
     "--security",
     is_flag=True,
-    help="List what the cluster exposes to others, and how to close it.",
+    help="List the interfaces that the cluster exposes to others, and how to close them.",
 )
 def doctor(invocation: Invocation, invariants: bool, stable_secs: float, security: bool) -> int:
     """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and
