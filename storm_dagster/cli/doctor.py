@@ -414,8 +414,10 @@ def _is_conf_broken(findings: list[dict[str, Any]]) -> bool:
     help="List the interfaces that the cluster exposes to others, and how to close them.",
 )
 def doctor(invocation: Invocation, invariants: bool, stable_secs: float, security: bool) -> int:
-    """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and
-    disk. Exits with 4 on a problem.
+    """Check this host and its cluster. Exits with 4 on a problem.
+
+    The checks are of system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock
+    and disk.
     """
     if invariants:
         return _report_invariants(invocation, stable_secs)

@@ -57,7 +57,7 @@ def requirements_of(distributions: Collection[str]) -> list[str]:
 
 
 def missing_part(error: ModuleNotFoundError, subject: str) -> MissingPart | None:
-    """Return the error that names the distribution to install so that ``subject`` works.
+    """Return the error of ``subject`` that names the distribution to install.
 
     ``None`` if the module is not of a distribution that this package depends on.
     """
@@ -104,7 +104,7 @@ def needs(subject: str) -> Iterator[None]:
 
 
 def require_release(distribution: str, subject: str) -> None:
-    """Raise :class:`MissingPart` if a distribution is installed in an unsupported release.
+    """Raise :class:`MissingPart` if an unsupported release is installed.
 
     The error names ``subject``, which needs it.
     """
