@@ -158,9 +158,10 @@ def code_arguments(invocation: Invocation, options: dict[str, Any]) -> dict[str,
 def submit(
     invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, **options: Any
 ) -> None:
-    """Submit TARGET: file.py[:Name], package.module[:Name], or archive.zip::module[:Name].
+    """Submit TARGET, a topology in code or in an archive.
 
-    ARGS after -- go to a callable target.
+    TARGET is file.py[:Name], package.module[:Name], or archive.zip::module[:Name]. ARGS after -- go
+    to a callable target.
     """
     code = code_arguments(invocation, options)
     if invocation.dry_run:
@@ -207,9 +208,9 @@ def submit(
 @click.argument("module")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]) -> None:
-    """Run MODULE of ARCHIVE as a program; its calls of submit_topology upload ARCHIVE.
+    """Run MODULE of ARCHIVE as a program that submits topologies.
 
-    The program is run in this process as ``python -m MODULE ARGS`` would, with the unpacked archive
+    Its calls of submit_topology upload ARCHIVE. The program is run in this process as ``python -m MODULE ARGS`` would, with the unpacked archive
     first on the path and STORM_JAR naming the archive.
     """
     from storm_dagster.client.submission import STORM_JAR

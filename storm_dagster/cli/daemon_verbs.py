@@ -150,10 +150,9 @@ def zookeeper(
     host: str | None,
     data_dir: str | None,
 ) -> None:
-    """Run the embedded ZooKeeper server (from pyspark's jars); "secure" closes the nodes of a
-    stopped cluster instead.
+    """Run the embedded ZooKeeper server (from pyspark's jars).
 
-    After "secure" only the cluster's user in ZooKeeper (storm.zookeeper.auth.payload, or one
+    With "secure" this closes the nodes of a stopped cluster instead. After that only the cluster's user in ZooKeeper (storm.zookeeper.auth.payload, or one
     derived from the secret) reads and writes them. It may be repeated, and is needed once after a
     secret was set or changed.
     """
@@ -225,10 +224,9 @@ def _secure_nodes(invocation: Invocation) -> None:
 def spark(
     invocation: Invocation, role: Literal["connect", "master", "worker"], **options: Any
 ) -> None:
-    """Run the embedded Spark Connect server, or a part of a Spark standalone cluster (from
-    pyspark's jars).
+    """Run the embedded Spark Connect server, or a part of a standalone cluster.
 
-    "master" and "worker" make a standalone cluster, on which the Connect server runs its jobs if
+    Spark comes from pyspark's jars. "master" and "worker" make a standalone cluster, on which the Connect server runs its jobs if
     spark.connect.master names it. All three need the same secret: storm.secret.file, or one HOME.
     """
     from storm_dagster.spark.server import (
@@ -380,10 +378,10 @@ def worker(invocation: Invocation, spec: Path) -> None:
 @_host_option
 @click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True)
 def web(invocation: Invocation, workspace: Path, host: str | None, port: int) -> int:
-    """Serve Dagster's UI and GraphQL to this user, or with storm.secret to administrators.
+    """Serve Dagster's UI and GraphQL to this user or to administrators.
 
-    DAGSTER_HOME names the instance. Pages of other sites are refused. Unlike dagster-webserver it
-    may listen beyond loopback: a browser asks for a password, which is a token of `storm-dagster
+    With storm.secret administrators may use them. DAGSTER_HOME names the instance. Pages of other sites are refused. Unlike dagster-webserver it
+    may listen beyond loopback: a browser prompts for a password, which is a token of `storm-dagster
     token create --scope admin`.
     """
     conf, home = _prepare(invocation)
@@ -430,9 +428,9 @@ def code(
     port: int | None,
     lazy: bool,
 ) -> None:
-    """Run Dagster's code server, and start runs in forks of a process that has loaded libraries.
+    """Run Dagster's code server, with runs as forks of a warm process.
 
-    It is `dagster api grpc`, for a code location that workspace.yaml names as a grpc_server.
+    The warm process has loaded the libraries. The server is `dagster api grpc`, for a code location that workspace.yaml names as a grpc_server.
     Each process that can connect to the socket or port can execute code as this user: a socket
     belongs into a folder of this user, a port is open to every user of this machine. Its cluster
     is that of --home.

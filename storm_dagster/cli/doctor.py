@@ -387,7 +387,7 @@ def _invariant_row(state: str, violation: "Violation") -> tuple[str, str, str, s
 
 
 def _no_planner(batch: Any) -> Any:
-    raise Unavailable("an inspection places nothing: use `storm-dagster plan`")
+    raise Unavailable("an inspection does not place tasks: use `storm-dagster plan`")
 
 
 def _is_conf_broken(findings: list[dict[str, Any]]) -> bool:
@@ -411,11 +411,13 @@ def _is_conf_broken(findings: list[dict[str, Any]]) -> bool:
 @click.option(
     "--security",
     is_flag=True,
-    help="List what the cluster exposes to others, and how to close it.",
+    help="List the interfaces that the cluster exposes to others, and how to close them.",
 )
 def doctor(invocation: Invocation, invariants: bool, stable_secs: float, security: bool) -> int:
-    """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and
-    disk. Exits with 4 on a problem.
+    """Check this host and its cluster. Exits with 4 on a problem.
+
+    The checks are of system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock
+    and disk.
     """
     if invariants:
         return _report_invariants(invocation, stable_secs)

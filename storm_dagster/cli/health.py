@@ -30,8 +30,8 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
     """Check webserver, code location, storage and daemon of the Dagster.
 
     It is the Dagster of ``dagster.graphql.*``. Uses nimbus's credentials; each query has
-    ``timeout`` seconds. The first result is the worst; the advice on its settings comes last. There
-    is no result if no Dagster is configured.
+    ``timeout`` seconds. The first result is the worst; the advice on its settings comes last. Without
+    a configured Dagster there are no results.
     """
     try:
         access = DagsterAccess.of(conf)
@@ -116,8 +116,8 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
         return "ok", "healing sensor armed"
     for record in RunFile.read_all(home):
         if record.role == "dev" and record.alive() and uptime(record) < _FIRST_TICK_SECS:
-            return "ok", "the healing sensor is starting; the leader heals by itself meanwhile"
-    return "warning", "no healing sensor is armed: the leader heals by itself, more slowly"
+            return "ok", "the healing sensor is starting; the leader heals until it runs"
+    return "warning", "no healing sensor is armed: the leader heals instead, more slowly"
 
 
 def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[str]:
@@ -127,7 +127,7 @@ def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[s
     """
     processes = list(states)
     is_anything_alive = any(state != "dead" for _, state in processes)
-    unwatched = "so nothing that dies is started again"
+    unwatched = "so a process that dies is not restarted"
     lines: list[str] = []
     for record, state in processes:
         is_dev = record.role == "dev"

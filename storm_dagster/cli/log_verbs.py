@@ -110,7 +110,8 @@ def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict
     services = {supervisor["id"]: supervisor["http"] for supervisor in supervisors}
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for worker in document["workers"]:
-        host, port = worker["host"], worker["port"]
+        host = worker["host"]
+        port = worker["port"]
         path = folder / document["id"] / str(port) / "worker.log"
         base = services.get(worker["node"])
         if host == local and path.exists():

@@ -113,7 +113,10 @@ def _change_blacklist(
 def blacklist_add(
     invocation: Invocation, hosts: tuple[str, ...], drain: bool, wait_secs: int | None
 ) -> None:
-    """Give the supervisors of HOST no new work. Its workers continue, but for --drain."""
+    """Give the supervisors of HOST no new work.
+
+    Its workers continue, but for --drain.
+    """
     _change_blacklist(invocation, hosts, "add", drain, wait_secs)
 
 
@@ -214,7 +217,10 @@ def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
     type=click.Path(allow_dash=True, dir_okay=False, path_type=Path),
 )
 def blob_put(invocation: Invocation, key: str, source: Path) -> None:
-    """Store FILE (- for standard input) as blob KEY. Returns when the blob is replicated."""
+    """Store FILE (- for standard input) as blob KEY.
+
+    Returns when the blob is replicated.
+    """
     with invocation.nimbus() as nimbus:
         _check_users_key(nimbus, key, "stored")
         if str(source) != "-" and not source.is_file():
@@ -282,9 +288,9 @@ def _parse_expiry(text: str) -> int:
     help="Lifetime, such as 90m, 12h, 30d.",
 )
 def token_create(invocation: Invocation, scope: Scope, expires: str) -> None:
-    """Make a token from the cluster's secret (Authorization: Bearer, or the password of Basic).
+    """Make a token from the cluster's secret.
 
-    The cluster stores no tokens: one ends with its time, or when the secret is changed.
+    It is for Authorization: Bearer, or the password of Basic. The cluster stores no tokens: one ends with its time, or when the secret is changed.
     """
     secs = _parse_expiry(expires)
     secret = Security.of(invocation.conf).secret

@@ -195,9 +195,9 @@ def state(
     limit: int,
     after: str | None,
 ) -> None:
-    """Read the current state of stateful bolt COMPONENT of topology NAME, or only KEY.
+    """Read the current state of stateful bolt COMPONENT of topology NAME.
 
-    KEY is a string, or JSON for keys that are numbers or lists.
+    With KEY only that entry. KEY is a string, or JSON for keys that are numbers or lists.
     """
     query = _without_nulls({"key": key, "limit": limit, "after": after})
     with invocation.nimbus() as nimbus:
@@ -250,7 +250,10 @@ def dead_letters(
     replay: bool,
     export: TextIO | None,
 ) -> None:
-    """List the dead letters of topology NAME: tuples that failed too often, with the last error."""
+    """List the dead letters of topology NAME.
+
+    These are tuples that failed too often, each with its last error.
+    """
     if replay and export is not None:
         raise InvalidRequest("--replay and --export exclude each other: export first")
     path = f"/v1/topologies/{name}/dead-letters"
@@ -336,8 +339,9 @@ def _show_placements(document: dict[str, Any]) -> None:
 @verb("plan")
 @click.argument("file")
 def plan(invocation: Invocation, file: str) -> None:
-    """Plan the topologies of FILE (YAML or JSON, - for standard input) as a submission would.
-    Changes nothing.
+    """Plan the topologies of FILE as a submission would, without any change.
+
+    FILE is YAML or JSON, - for standard input.
     """
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")

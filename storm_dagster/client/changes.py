@@ -208,12 +208,12 @@ def drain_hosts(
     if wait:
         for name in topologies_on(nimbus, hosts):
             reasons.setdefault(
-                name, "workers are there whose supervisor cannot stop them, or which came meanwhile"
+                name, "it has workers that their supervisor cannot stop, or that were just added"
             )
     if reasons:
         texts = [f"{name}: {reason}" for name, reason in sorted(reasons.items())]
         raise Unavailable(
-            f"not empty, {', '.join(sorted(hosts))} stay blacklisted, and what is there runs on: "
+            f"not empty, {', '.join(sorted(hosts))} stay blacklisted, and their workers keep running: "
             f"{'; '.join(texts)}"
         )
     return names

@@ -94,8 +94,8 @@ def remedy_without_leader(states: str) -> str:
     """Advice for a cluster in which :func:`find_leader` found the ``states``."""
     if _NO_ZOOKEEPER in states:
         return (
-            "ZooKeeper does not answer; topologies pause until it does, and lose nothing. "
-            "Start ZooKeeper again (`storm-dagster dev` does so by itself), or see "
+            "ZooKeeper does not answer; topologies pause until it does, without data loss. "
+            "Restart ZooKeeper (`storm-dagster dev` restarts its own), or see "
             "`storm-dagster doctor`"
         )
     if _NO_LEADER in states:

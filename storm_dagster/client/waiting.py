@@ -113,7 +113,7 @@ def wait_for_run(
             if status == "QUEUED":
                 cause = " (the run queue is full: see concurrency.runs.max_concurrent_runs)"
             raise Unavailable(
-                f"run {run_id} is still {status}{cause}: it goes on; see it in the Dagster UI "
+                f"run {run_id} is still {status}{cause}: it continues; see it in the Dagster UI "
                 f"({document.get('url') or 'no URL known'})"
             )
         time.sleep(pauses.next_pause())
@@ -193,8 +193,8 @@ def wait_for_status(
 ) -> dict[str, Any] | None:
     """Wait until ``done`` is true of a topology's document, and return the document.
 
-    ``None`` stands for a topology that is gone. :class:`Unavailable` at the deadline; it names the
-    awaited event by ``what``.
+    The document is ``None`` if the topology is gone. :class:`Unavailable` at the deadline; it names
+    the awaited event by ``what``.
     """
     pauses = Backoff(0.1, 1.0, factor=_GROWTH)
     while True:
@@ -204,6 +204,7 @@ def wait_for_status(
         if time.monotonic() >= deadline:
             status = document.get("status") if document else "gone"
             raise Unavailable(
-                f"topology {name!r} is {status}, waited for {what}: it goes on; ask `list` later"
+                f"topology {name!r} is {status}, waited for {what}: it continues; see "
+                "`storm-dagster list` later"
             )
         time.sleep(pauses.next_pause())

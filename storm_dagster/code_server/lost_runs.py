@@ -45,9 +45,7 @@ def report_lost_runs(instance: dg.DagsterInstance, socket: str, location: str) -
         # A resumed run has the record of its new process.
         if RunProcessRecord.of_run(run) != record:
             continue
-        message = (
-            f"The run's process (pid {record.pid}) was gone when its code server started again."
-        )
+        message = f"The run's process (pid {record.pid}) was gone when its code server restarted."
         if run.status == dg.DagsterRunStatus.CANCELING:
             instance.report_run_canceled(run, message)
         else:

@@ -71,7 +71,7 @@ def op_job(
 ) -> dg.JobDefinition:
     """The job ``name`` whose only op, ``name_op``, is ``function``.
 
-    Equal calls return the same job. It runs in one process, whatever the executor of the project.
+    Equal calls return the same job. It runs in one process with any executor of the project.
     """
     description = description or catalog()["jobs"][name]
     decorate = dg.op(name=names.name(f"{name}_op"), description=description, out=dg.Out(dg.Nothing))

@@ -34,7 +34,7 @@ def quick_imports() -> Iterator[None]:
     """Reduce the time of the imports in the block by a fifth to a quarter.
 
     The garbage collector never visits the objects that they create, and their models get no plugins
-    of Pydantic, which are searched in all installed packages. Users' models get theirs.
+    of Pydantic, which are searched in all installed packages. Models of users get their plugins.
     """
     gc_was_enabled = gc.isenabled()
     former_value = os.environ.get(_DISABLE_PLUGINS)

@@ -12,8 +12,9 @@ _BROUGHT_BY = {"yaml": "pyyaml", "zmq": "pyzmq", "grpc": "pyspark", "google": "p
 
 
 def _requirements() -> list[str]:
-    """Those of our distribution; none where a worker of another interpreter finds the package on
-    its path alone.
+    """Return the requirements of the distribution of this package.
+
+    Empty if the package is only on the path, as in a worker of another interpreter.
     """
     from importlib import metadata
 
@@ -24,9 +25,9 @@ def _requirements() -> list[str]:
 
 
 def extra_requirements(extra: str) -> list[str]:
-    """Return the requirements of one of our extras, such as ``confluent-kafka<3,>=2.6``.
+    """Return the requirements of an extra, such as ``confluent-kafka<3,>=2.6``.
 
-    Empty where a worker of another interpreter finds the package on its path alone.
+    Empty if the package is only on the path, as in a worker of another interpreter.
     """
     marker = re.compile(rf"\bextra == ['\"]{re.escape(extra)}['\"]")
     requirements: list[str] = []
@@ -40,14 +41,14 @@ def extra_requirements(extra: str) -> list[str]:
 def install_command(requirements: Iterable[str]) -> str:
     """Return the command that installs requirements into this interpreter.
 
-    It names what a package index has: storm-dagster itself is on none.
+    The requirements are those that a package index has; storm-dagster itself is on none.
     """
     quoted = [f"'{requirement}'" for requirement in requirements]
     return " ".join([sys.executable, "-m pip install", *quoted])
 
 
 def requirements_of(distributions: Collection[str]) -> list[str]:
-    """Return our requirement of each distribution, or its name where we state none."""
+    """Return the stated requirement of each distribution, or its name without one."""
     stated: dict[str, str] = {}
     for line in _requirements():
         requirement = line.partition(";")[0].strip()
@@ -55,18 +56,24 @@ def requirements_of(distributions: Collection[str]) -> list[str]:
     return [stated.get(_normal(name), name) for name in distributions]
 
 
-def missing_part(error: ModuleNotFoundError, what: str) -> MissingPart | None:
-    """Distribution to install so that ``what`` works; ``None`` when the module is not one of those
-    we depend on.
+def missing_part(error: ModuleNotFoundError, subject: str) -> MissingPart | None:
+    """Return the error of ``subject`` that names the distribution to install.
+
+    ``None`` if the module is not of a distribution that this package depends on.
     """
     module = (error.name or "").partition(".")[0]
-    wanted = _normal(_BROUGHT_BY.get(module, module))
-    for line in _requirements() or ([wanted] if module in _BROUGHT_BY else []):
+    distribution = _normal(_BROUGHT_BY.get(module, module))
+    if not distribution:
+        return None
+    requirements = _requirements()
+    if not requirements and module in _BROUGHT_BY:
+        requirements = [distribution]
+    for line in requirements:
         requirement = line.partition(";")[0].strip()
         name = _distribution(requirement)
-        if wanted and _normal(name) == wanted:
+        if _normal(name) == distribution:
             return MissingPart(
-                f"{what} needs {name}, which is not installed on this host: "
+                f"{subject} needs {name}, which is not installed on this host: "
                 f"{install_command([requirement])}, or install storm-dagster with its "
                 "dependencies for all that the package needs",
                 name=error.name,
@@ -80,45 +87,55 @@ def _normal(name: str) -> str:
 
 
 def _distribution(requirement: str) -> str:
-    """Return the name of the distribution that a requirement asks for."""
+    """Return the name of the distribution of a requirement."""
     return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 
 @contextmanager
-def needs(what: str) -> Iterator[None]:
-    """Raise :class:`MissingPart`, naming ``what``, where one of our dependencies is missing in the
-    block.
+def needs(subject: str) -> Iterator[None]:
+    """Raise :class:`MissingPart` if an import in the block lacks a dependency.
+
+    The error names ``subject``, which needs it.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        raise missing_part(error, what) or error from error
+        raise missing_part(error, subject) or error from error
 
 
-def require_release(distribution: str, what: str) -> None:
-    """Raise :class:`MissingPart` where ``distribution`` is installed in a release that we do not
-    run with.
+def require_release(distribution: str, subject: str) -> None:
+    """Raise :class:`MissingPart` if an unsupported release is installed.
+
+    The error names ``subject``, which needs it.
     """
     from importlib import metadata
 
     from packaging.requirements import Requirement
 
-    # It may be part of an archive, for example: it was imported.
+    # A distribution that was imported need not be installed: it may be part of an archive.
     with suppress(metadata.PackageNotFoundError):
-        found = metadata.version(distribution)
-        for wanted in map(Requirement, _requirements()):
-            allowed = "+" in found or wanted.specifier.contains(found, prereleases=True)
-            if wanted.name == distribution and wanted.marker is None and not allowed:
-                pip = install_command([str(wanted)])
-                raise MissingPart(
-                    f"{what} needs {wanted}, and {found} is installed: {pip}", name=distribution
-                )
+        version = metadata.version(distribution)
+        for line in _requirements():
+            requirement = Requirement(line)
+            if requirement.name != distribution or requirement.marker is not None:
+                continue
+            if "+" in version or requirement.specifier.contains(version, prereleases=True):
+                continue
+            command = install_command([str(requirement)])
+            raise MissingPart(
+                f"{subject} needs {requirement}, and {version} is installed: {command}",
+                name=distribution,
+            )
 
 
-def require_linux(what: str) -> None:
-    """Raise :class:`InvalidRequest` on other systems: ``what`` owns processes and holds leases."""
+def require_linux(subject: str) -> None:
+    """Raise :class:`InvalidRequest` on other systems than Linux.
+
+    ``subject`` needs it because it owns processes and holds leases.
+    """
     if sys.platform != "linux":
         raise InvalidRequest(
-            f"{what} needs Linux, and this is {sys.platform}: run it on a Linux host, in a container or in a virtual "
-            "machine; definitions, clients and the topology harness work here"
+            f"{subject} needs Linux, and this is {sys.platform}: run it on a Linux host, in a "
+            "container or in a virtual machine; definitions, clients and the topology harness "
+            "work here"
         )

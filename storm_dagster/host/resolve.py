@@ -1,4 +1,7 @@
-"""Loading of objects by name: a package's public names, and ``module:attribute`` in a conf."""
+"""Loading of objects by name.
+
+Names are the public ones of a package, and ``module:attribute`` in a conf.
+"""
 
 import importlib
 import operator

@@ -37,7 +37,7 @@ _STATUS_TEXTS = {
     409: "not in this state, or not from this epoch",
     413: "too large",
     416: "the range lies outside",
-    500: "a record is damaged: it is quarantined, nothing is guessed",
+    500: "a record is damaged: it is quarantined, and no value is assumed for it",
     503: "not now: no leader, or ZooKeeper or Dagster out of reach",
 }
 """Description of each status in OpenAPI."""

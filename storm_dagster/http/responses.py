@@ -274,7 +274,7 @@ class StreamResponse(Response):
         except (TimeoutError, asyncio.TimeoutError):
             # Leaving without the last chunk makes the server close the connection.
             raise ConnectionAbortedError(
-                f"a reader took nothing for {self._idle_secs:g} s"
+                f"the client read no data for {self._idle_secs:g} s"
             ) from None
         finally:
             self._stream.close()

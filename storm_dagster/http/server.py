@@ -80,7 +80,7 @@ class AnnouncedName:
         if self._bound not in addresses:
             raise Unavailable(
                 f"{self._host} (storm.local.hostname) is now {', '.join(sorted(addresses))}, and this daemon listens on "
-                f"{self._bound}, where nobody looks for it: start it again"
+                f"{self._bound}, where no client looks for it: restart it"
             )
 
     def run(self, ended: threading.Event, stop: threading.Event) -> None:

@@ -118,7 +118,7 @@ class DagsterNames:
 
 STORAGE_REMEDY = (
     "start the database that `storage` in dagster.yaml names (without one: fix the folder DAGSTER_HOME). "
-    "Topologies run on meanwhile, and kill, activate and deactivate work"
+    "Until then topologies keep running, and kill, activate and deactivate work"
 )
 _SIGNS = re.compile(
     r"sqlalchemy\.exc\.|psycopg2?\.|sqlite3\.|pymysql\.|\((?:psycopg2?|sqlite3|pymysql)[.\w]*\)|DagsterPostgresException"

@@ -1,7 +1,7 @@
 """The typed errors of the whole system.
 
 There are one root and five branches. Each class has the HTTP status of the services and the exit
-code of the command line, so that the mapping stands in one place. A message names the thing, the
+code of the command line, so that the mapping is in one place. A message names the thing, the
 reason and the remedy, in this form::
 
     topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set topology.workers=3
@@ -149,7 +149,7 @@ class Fenced(StormDagsterError):
 
 
 class Corrupt(StormDagsterError):
-    """Stored bytes are not what they must be.
+    """Error of stored bytes that are damaged.
 
     They are quarantined or reported, never guessed at.
     """

@@ -101,7 +101,7 @@ def _may_fuse(part: ComponentSpec, conf: Mapping[str, Any]) -> bool:
 
 
 def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
-    """The topology as workers run it: unchanged if nothing is fused."""
+    """Return the topology as workers run it: unchanged if no component is fused."""
     fused = fused_components(spec, conf)
     if not fused:
         return spec

@@ -24,7 +24,7 @@ class TokenRecord(Record):
     """Epoch seconds of its acceptance; 0: a former release wrote the record."""
     request: dict[str, Any] = {}
     """Fields of the request, with which a leader launches the run if there is none. Empty: no
-    leader launches it, because the error asked the caller to repeat the request, or a run wrote the
+    leader launches it, because the error told the caller to repeat the request, or a run wrote the
     record.
     """
     user: str = ""
@@ -52,6 +52,6 @@ class OperationRecord(Record):
     request: dict[str, Any] = {}
     """Fields of the request."""
     is_abandoned: bool = False
-    """True if the error asked the caller to repeat the request: no leader then launches its run."""
+    """True if the error told the caller to repeat the request: no leader then launches its run."""
     run_id: str = ""
     """Id of the run, once it is launched."""

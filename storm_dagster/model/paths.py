@@ -130,7 +130,7 @@ def tasks(topology_id: str) -> str:
 
 
 def taskbeats(topology_id: str) -> str:
-    """Heartbeat counters of all workers of one topology, written by its topology master."""
+    """Heartbeat counters of all workers of one topology, from its topology master."""
     return f"{TASKBEATS}/{topology_id}"
 
 

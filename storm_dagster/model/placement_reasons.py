@@ -164,14 +164,14 @@ def short_of_slots_refusal(
     return Refusal("Unavailable", message, "its topology needs more slots than are free")
 
 
-def too_many_requests_refusal(name: str, requested: int, kept: int, count: int) -> Refusal:
+def too_many_requests_refusal(name: str, requested: int, old: int, count: int) -> Refusal:
     """Refusal for user-defined workers that do not fit beside old workers."""
     return refusal(
         "too many requests",
         name,
         workers=_counted(count, "worker"),
         requested=requested,
-        kept=_counted(kept, "old worker"),
+        kept=_counted(old, "old worker"),
     )
 
 

@@ -127,7 +127,7 @@ def place(*path: str | int) -> str:
 def _faults(document: PlanDocument) -> Iterator[Fault]:
     """Faults that concern several parts."""
     if not document.supervisors:
-        yield "supervisors", "there is none, so nothing can be placed: give at least one"
+        yield "supervisors", "there is none to place tasks on: give at least one"
     if not document.topologies:
         yield "topologies", "there is none: give at least one"
     yield from _supervisor_faults(document.supervisors)

@@ -99,12 +99,14 @@ def check_request(kind: type[_R], document: Mapping[str, Any], subject: str) -> 
         return kind.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        field_path = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
             fields = ", ".join(sorted(kind.model_fields)) or "no fields"
-            raise InvalidRequest(f"{subject} has no field {where!r:.40}: it has {fields}") from None
+            raise InvalidRequest(
+                f"{subject} has no field {field_path!r:.40}: it has {fields}"
+            ) from None
         raise InvalidRequest(
-            f"{where!r:.80} of {subject}: {first['msg']}, got {first['input']!r:.40}"
+            f"{field_path!r:.80} of {subject}: {first['msg']}, got {first['input']!r:.40}"
         ) from None
 
 
@@ -126,7 +128,7 @@ class KillRequest(VerbRequest):
 
 
 class RebalanceRequest(KillRequest):
-    """Request to rebalance a topology; what is left out stays as it is."""
+    """Request to rebalance a topology; fields that are left out change no setting."""
 
     workers: Annotated[int | None, Flag("-n")] = Field(
         default=None, ge=1, le=100_000, description="New number of workers."
@@ -167,8 +169,9 @@ class UpdateRequest(CodeRequest, VerbRequest):
 
 
 class GrayUpgradeRequest(CodeRequest, VerbRequest):
-    """Request for the next batch of an upgrade, with new code for the first. Workers count before
-    the component.
+    """Request for the next batch of an upgrade.
+
+    The first batch brings the new code. Workers have precedence over the component.
     """
 
     number: Annotated[int, Flag("-n")] = Field(

@@ -72,7 +72,7 @@ class ComponentSpec(_Frozen):
 
     object: "ComponentObject"
     parallelism: int = 1
-    """Executors wanted. Tasks are as many, unless the conf's ``topology.tasks`` asks for more."""
+    """Number of executors, and of tasks, unless the conf's ``topology.tasks`` is higher."""
     conf: dict[str, Any] = {}
     """Component conf: overrides topology conf for this component."""
     inputs: tuple[InputSpec, ...] = ()
@@ -130,7 +130,7 @@ def decode_topology(raw: bytes | str) -> TopologySpec:
 def _hint(wrong_name: str, names: Iterable[str], plural: str) -> str:
     """Hint at the nearest name, else at all of them.
 
-    ``plural`` says what they are.
+    ``plural`` is the noun for them.
     """
     from difflib import get_close_matches
 

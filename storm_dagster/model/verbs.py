@@ -87,7 +87,7 @@ class Verb:
     """Effect that its run waits for."""
     places_tasks: bool = False
     """True if its run materializes ``storm/assignment`` for the partition of the topology, instead
-    of a job of its own. A dry run then returns the plan.
+    of its own job. A dry run then returns the plan.
     """
     has_token_record: bool = False
     """True if the client token has the record of the change, as that of a submission: a repetition

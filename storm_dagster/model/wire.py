@@ -103,7 +103,7 @@ class Frame(msgspec.Struct, array_like=True):
     failed: list[tuple[int, list[int]]] = []
     """(spout task, roots that failed); task 0: any spout."""
     pressure: bool | None = None
-    """The sender asks spouts to wait (or to resume)."""
+    """True if the sender requests that spouts wait, False that they resume."""
     report: WorkerReport | None = None
     loads: list[tuple[int, float]] | None = None
     """(task of the sender, seconds of work that wait for it, at most 1), for load-aware

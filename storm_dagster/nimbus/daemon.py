@@ -39,6 +39,7 @@ from storm_dagster.nimbus.leadership.duties import (
 )
 from storm_dagster.nimbus.leadership.election import Election
 from storm_dagster.nimbus.leadership.start import (
+    ContainerHeartbeat,
     check_mode,
     container_heartbeat,
     open_blob_store,
@@ -64,14 +65,16 @@ from storm_dagster.zk.leadership import LeadershipSession
 _log = logging.getLogger(__name__)
 
 _SYNC_SECS = 5.0
-_UPKEEP_SECS, _TRIM_SECS = 1.0, 60.0
+_UPKEEP_SECS = 1.0
+_TRIM_SECS = 60.0
 
 
 def run(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event) -> int:
-    """Run a nimbus until ``stop`` is set; the exit code of the process.
+    """Run a nimbus until ``stop`` is set, and return the exit code of the process.
 
-    0 after an ordered stop. Whatever goes wrong at the start or later is logged, everything that
-    was started is ended in the reverse order, and the code of the error's class is returned.
+    The code is 0 after an ordered stop. After an error, at the start or later, it is the code of
+    the error's class; the error is logged, and every part that was started is ended in the reverse
+    order.
     """
     try:
         with ExitStack() as stack:
@@ -137,22 +140,21 @@ def _serve(
         thread = threading.Thread(target=work, name=name, daemon=True)
         stack.callback(thread.join, 5.0)
         thread.start()
-    announced, container = AnnouncedName(host, listener), container_heartbeat(conf, folder)
-    watches = [announced] if container is None else [announced, container]
+    watches: list[AnnouncedName | ContainerHeartbeat] = [AnnouncedName(host, listener)]
+    container = container_heartbeat(conf, folder)
+    if container is not None:
+        watches.append(container)
     for watch in watches:
         threading.Thread(
             target=watch.run, args=(ended, stop), name="nimbus-surroundings", daemon=True
         ).start()
     stack.callback(sync_wake.set)
     stack.callback(ended.set)
-    # Resigning first makes another nimbus lead at once, while this one is still putting its things
-    # away.
+    # Resigning first makes another nimbus lead at once, while this one still ends its threads.
     stack.callback(_resign, nimbus)
-    tls = (
-        security.server_context(client_certificate=security.http_needs_certificate)
-        if security.tls
-        else None
-    )
+    tls = None
+    if security.tls:
+        tls = security.server_context(client_certificate=security.http_needs_certificate)
     service = HttpService(
         build_app(nimbus, reader, submissions, lifecycle),
         listener,
@@ -180,8 +182,9 @@ def _serve(
 def _open(
     conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack: ExitStack
 ) -> tuple[Nimbus, BlobSync]:
-    """The handles, opened in order and wired to each other."""
-    inimbus, security = load_inimbus(conf, folder / "ininumbus"), Security.of(conf)
+    """Open the handles in order and wire them to each other."""
+    inimbus = load_inimbus(conf, folder / "ininumbus")
+    security = Security.of(conf)
     base = open_blob_store(conf, folder)
     cluster = open_cluster(conf, folder, base)
     stack.callback(cluster.disconnect)
@@ -237,11 +240,14 @@ def _open(
 
 
 def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess | None]:
-    """The address of Dagster: by conf, else the webserver of the local cluster, which may start
+    """Return the source of Dagster's address.
+
+    The conf gives it. If it does not, it is the webserver of the local cluster, which may start
     after nimbus.
     """
-    if (named := DagsterAccess.of(conf)) is not None:
-        return lambda: named
+    configured = DagsterAccess.of(conf)
+    if configured is not None:
+        return lambda: configured
 
     def local() -> DagsterAccess | None:
         try:
@@ -256,7 +262,10 @@ def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess
 
 
 def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
-    """Read everything once as a new leader; a cluster that it cannot read it must not lead."""
+    """Read the whole cluster once as a new leader.
+
+    A nimbus must not lead a cluster that it cannot read.
+    """
     for path in paths.FIRST_LEVEL:
         nimbus.cluster.state.mkdirs(path)
     view = nimbus.cluster.load_view()
@@ -270,7 +279,10 @@ def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
 
 
 def _synchronize(sync: BlobSync, wake: threading.Event, ended: threading.Event) -> None:
-    """Blobs: every five seconds, when one is registered, and when leadership was won."""
+    """Synchronize blobs until ``ended``.
+
+    That is done every five seconds, when a blob is registered, and after an election was won.
+    """
     while not ended.is_set():
         wake.clear()
         try:
@@ -280,34 +292,36 @@ def _synchronize(sync: BlobSync, wake: threading.Event, ended: threading.Event) 
         except StormDagsterError as error:
             _log.error("blobs are not synchronized: %s", error)
         except Exception:
-            _log.exception("synchronising blobs failed")
+            _log.exception("synchronizing blobs failed")
         if not ended.is_set() and wake.wait(_SYNC_SECS):
-            # Blobs come in bunches; the bunch is taken together.
+            # Several blobs are registered within a moment: one round fetches them together.
             ended.wait(0.2)
 
 
 def _keep_up(nimbus: Nimbus, ended: threading.Event) -> None:
-    """Expiry of idle transfers and old tokens, the inbox cleaner, and memory that is not needed any
-    more.
+    """Run the upkeep of nimbus until ``ended``.
+
+    It expires idle transfers and old tokens, cleans the inbox, and returns unused memory to the
+    system.
     """
-    pause = float(nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
-    age = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
-    cleaned: float | None = None
-    trimmed = time.monotonic()
+    cleaning_secs = float(nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
+    expiration_secs = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
+    cleaned_at: float | None = None
+    trimmed_at = time.monotonic()
 
     def work() -> None:
-        nonlocal cleaned, trimmed
+        nonlocal cleaned_at, trimmed_at
         now = time.monotonic()
         nimbus.uploads.advance(now)
-        for each in nimbus.expiring:
-            each.advance(now)
-        if now - trimmed >= _TRIM_SECS:
-            trimmed = now
+        for entries in nimbus.expiring:
+            entries.advance(now)
+        if now - trimmed_at >= _TRIM_SECS:
+            trimmed_at = now
             return_free_memory()
-        if cleaned is None or now - cleaned >= pause:
-            cleaned = now
-            clean_inbox(nimbus.inbox, expiration_secs=age, now=time.time())
-            nimbus.blobs.base.clean_abandoned(age)
+        if cleaned_at is None or now - cleaned_at >= cleaning_secs:
+            cleaned_at = now
+            clean_inbox(nimbus.inbox, expiration_secs=expiration_secs, now=time.time())
+            nimbus.blobs.base.clean_abandoned(expiration_secs)
 
     repeat(work, _UPKEEP_SECS, ended, "upkeep")
 

@@ -1,5 +1,6 @@
-"""One nimbus as its parts see it: conf, identity, handles. Built by the daemon, shared by all its
-threads.
+"""One nimbus as its parts see it: conf, identity, handles.
+
+The daemon builds it, and all its threads share it.
 """
 
 import logging
@@ -90,12 +91,13 @@ class Nimbus:
     inimbus: INimbus | None = None
     """The plug-in of ``nimbus.inimbus.class``."""
     reads: CachedReads | None = None
-    """Cached reads of the cluster's state, for what is shown and what is looked at all the time;
-    what is written is decided by reads of ZooKeeper itself.
+    """Cached reads of the cluster's state, for pages, documents and frequent checks.
+
+    Writes are decided by reads of ZooKeeper itself.
     """
     wake_election: Callable[[], None] = lambda: None
     verb_executed: threading.Event = field(default_factory=threading.Event)
-    """Set when the leader has executed a verb: its duties poll at once what is due by it."""
+    """Set when the leader has executed a verb: its duties then poll at once."""
 
     def __post_init__(self) -> None:
         self.expiring.append(self.launches.runs)
@@ -106,8 +108,7 @@ class Nimbus:
         return self.inbox.parents[2] / "logs"
 
     def operations(self, epoch: int) -> OperationsContext:
-        """The context for operations that this nimbus does itself, fenced with the epoch it leads
-        in.
+        """Return the context for this nimbus's own operations, fenced with its epoch.
 
         Its planner is the local one: nimbus has no Spark, and its own placements are
         reassignments and due transitions.
@@ -123,41 +124,45 @@ class Nimbus:
 
     @property
     def cached(self) -> ClusterState:
-        """The state to look at all the time: cached where that is possible."""
+        """State for frequent reads: cached where that is possible."""
         return self.cluster.state if self.reads is None else self.reads
 
     def shown_view(self) -> ClusterView:
-        """The cluster as it is now, for documents and pages: rarely changing nodes come from the
-        cache.
+        """Load the current state of the cluster, for documents and pages.
+
+        Nodes that rarely change come from the cache.
         """
         if self.reads is None:
             return self.cluster.load_view()
         return self.reads.load_view(self.cluster.cluster_id())
 
     def peers(self) -> list[NimbusPeer]:
-        """Every other nimbus that is alive, the leader included."""
-        found = {
-            address: NimbusPeer(address, str(detail["http"]))
-            for address, detail in self.leadership.followers().items()
-            if isinstance(detail.get("http"), str)
-        }
-        known = self.cluster.epoch()
-        if known is not None and known[1].leader == self.leadership.current():
-            found[known[1].leader] = NimbusPeer(known[1].leader, known[1].http)
-        found.pop(self.identity.address, None)
-        return sorted(found.values(), key=lambda peer: peer.address)
+        """Return every other nimbus that is alive, the leader included."""
+        peers: dict[str, NimbusPeer] = {}
+        for address, detail in self.leadership.followers().items():
+            http = detail.get("http")
+            if isinstance(http, str):
+                peers[address] = NimbusPeer(address, http)
+        epoch = self.cluster.epoch()
+        if epoch is not None:
+            _, record = epoch
+            if record.leader == self.leadership.current():
+                peers[record.leader] = NimbusPeer(record.leader, record.http)
+        peers.pop(self.identity.address, None)
+        return sorted(peers.values(), key=lambda peer: peer.address)
 
     def absent_seeds(self) -> list[str]:
-        """The addresses in ``nimbus.seeds`` under which no nimbus is registered now."""
-        there = {self.identity.http, *(peer.http for peer in self.peers())}
-        return [url for url in seed_urls(self.conf) if url not in there]
+        """Return the addresses in ``nimbus.seeds`` at which no nimbus is registered."""
+        registered = {self.identity.http, *(peer.http for peer in self.peers())}
+        return [url for url in seed_urls(self.conf) if url not in registered]
 
 
 def repeat(
     work: Callable[[], object], pause_secs: float, ended: threading.Event, later: str
 ) -> None:
-    """Do the work after each pause until ``ended``. An error is logged with what is ``later`` for
-    it.
+    """Do the work after each pause until ``ended`` is set.
+
+    An error is logged with ``later``, which names the delayed work.
     """
     while not ended.wait(pause_secs):
         try:

@@ -1,8 +1,8 @@
 """A map whose entries expire when they are left idle: Storm's TimeCacheMap.
 
 Time passes in rotations: with ``n`` generations and expiry ``E`` there is one every ``E/(n-1)``
-seconds. An entry that is put again belongs to the newest generation, and goes with the ``n``-th
-rotation after that. So an idle entry is removed at an age between ``E`` and ``E*n/(n-1)``.
+seconds. A refreshed entry belongs to the newest generation, and is removed by the ``n``-th rotation
+after that. So an idle entry is removed at an age between ``E`` and ``E*n/(n-1)``.
 """
 
 import logging
@@ -20,9 +20,9 @@ _GENERATIONS = 3
 class TimeCacheMap(Generic[K, V]):
     """An expiring map, safe for many threads.
 
-    Nothing runs by itself: the owner calls :meth:`advance` with its monotonic time (each nimbus
-    does so from one upkeep thread). ``on_expire(key, value)`` is called there, outside the lock,
-    after the entry has left the map. ``limit`` bounds the number of entries, whatever callers do.
+    The map has no thread: its owner calls :meth:`advance` with its monotonic time (each nimbus does
+    so from one upkeep thread). ``on_expire(key, value)`` is called there, outside the lock, after
+    the entry has left the map. ``limit`` always bounds the number of entries.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TimeCacheMap(Generic[K, V]):
             raise ValueError(f"expiry must be positive, got {expiry_secs}")
         self._rotation_secs = expiry_secs / (_GENERATIONS - 1)
         self._entries: dict[K, tuple[int, V]] = {}
-        """Key -> how many rotations there were when its life started, and the value."""
+        """Key -> number of rotations at its last refresh, and the value."""
         self._on_expire = on_expire
         self._limit = limit
         self._began = now
@@ -51,23 +51,20 @@ class TimeCacheMap(Generic[K, V]):
             if rotations == self._rotations:
                 return
             self._rotations = rotations
-            dead = {
-                key: value
-                for key, (at, value) in self._entries.items()
-                if rotations - at >= _GENERATIONS
-            }
-            for key in dead:
+            expired: dict[K, V] = {}
+            for key, (refreshed_at, value) in self._entries.items():
+                if rotations - refreshed_at >= _GENERATIONS:
+                    expired[key] = value
+            for key in expired:
                 del self._entries[key]
-        for key, value in dead.items():
+        for key, value in expired.items():
             try:
                 self._on_expire(key, value)
             except Exception:
                 _log.exception("expiring %r failed", key)
 
     def put(self, key: K, value: V) -> bool:
-        """Put or refresh the entry: its life starts again. ``False``, and no change, when the map
-        is full.
-        """
+        """Put or refresh the entry; return ``False`` if the map is full."""
         with self._lock:
             if key not in self._entries and len(self._entries) >= self._limit:
                 return False
@@ -75,7 +72,7 @@ class TimeCacheMap(Generic[K, V]):
             return True
 
     def touch(self, key: K) -> V | None:
-        """The value, its life started again; ``None`` when it is not there (any more)."""
+        """Refresh the entry and return its value; ``None`` if it does not exist."""
         with self._lock:
             if key not in self._entries:
                 return None
@@ -84,12 +81,12 @@ class TimeCacheMap(Generic[K, V]):
             return value
 
     def get(self, key: K) -> V | None:
-        """The value; its life goes on as it was. ``None`` when it is not there (any more)."""
+        """Return the value without a refresh; ``None`` if it does not exist."""
         with self._lock:
             return self._entries.get(key, (0, None))[1]
 
     def remove(self, key: K) -> V | None:
-        """Take the entry out and return its value; the expiry callback is not called."""
+        """Remove the entry and return its value; the expiry callback is not called."""
         with self._lock:
             return self._entries.pop(key, (0, None))[1]
 
@@ -100,6 +97,6 @@ class TimeCacheMap(Generic[K, V]):
         return len(self._entries)
 
     def build_map(self) -> dict[K, V]:
-        """All entries."""
+        """Return all entries."""
         with self._lock:
             return {key: value for key, (_, value) in self._entries.items()}

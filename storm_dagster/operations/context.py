@@ -211,9 +211,7 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
         return topology
     damage = damaged_topology(view, name)
     if damage is not None:
-        raise Corrupt(
-            f"topology {name!r} has a damaged record, nothing is decided about it: {damage}"
-        )
+        raise Corrupt(f"topology {name!r} has a damaged record, and is left alone: {damage}")
     names = sorted(topology.base.name for topology in view.topologies.values())
     running = ", ".join(names) or "none"
     raise NotAlive(

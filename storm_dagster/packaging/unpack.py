@@ -48,7 +48,7 @@ class UnpackLimits:
     def too_many(self, archive: str) -> InvalidTopology:
         """The error for an archive with more entries."""
         return InvalidTopology(
-            f"archive {archive} has more than {self.entries} entries: leave out what is not needed"
+            f"archive {archive} has more than {self.entries} entries: leave out unneeded files"
         )
 
 
@@ -205,7 +205,7 @@ def _check_size(archive: str, name: str, total: int, packed: int, limits: Unpack
     if total > limits.total_bytes:
         raise InvalidTopology(
             f"archive {archive}: with entry {name!r:.200} it unpacks to more than "
-            f"{limits.total_bytes} bytes: leave out what is not needed"
+            f"{limits.total_bytes} bytes: leave out unneeded files"
         )
     if total > limits.ratio_from_bytes and total > limits.ratio * max(packed, 1):
         raise InvalidTopology(
@@ -304,7 +304,7 @@ class _Bounded:
         if position > self._max_position:
             raise InvalidTopology(
                 f"archive {self._archive} unpacks to more than {self._max_position} bytes: "
-                "it looks like a decompression bomb, leave out what is not needed"
+                "it looks like a decompression bomb, leave out unneeded files"
             )
 
 

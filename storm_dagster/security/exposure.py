@@ -68,7 +68,7 @@ def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = 
     if missing:
         raise InvalidRequest(
             f"{service} would listen on {host!r} ({outside}), which others can reach, and would "
-            f"authenticate nobody: set {' and '.join(missing)}, or use a loopback address as "
+            f"not authenticate callers: set {' and '.join(missing)}, or use a loopback address as "
             "storm.local.hostname"
         )
     return host

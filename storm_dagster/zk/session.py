@@ -268,7 +268,7 @@ class ZkSession:
             )
         if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
             return Misconfigured(
-                f"ZooKeeper refuses {action}: this client may not, check the credentials and the "
+                f"ZooKeeper refuses {action}, for lack of permission: check the credentials and the "
                 "ACL of the node (storm-dagster daemon zookeeper secure sets all of them)"
             )
         if isinstance(error, exceptions.KazooException) and not isinstance(error, _EXPECTED_ERRORS):

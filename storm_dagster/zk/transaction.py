@@ -199,7 +199,7 @@ class Transaction:
             raise error
         if isinstance(error, exceptions.NoAuthError):
             raise Misconfigured(
-                f"ZooKeeper refuses to {operation.kind} {operation.path}: this client may not, "
+                f"ZooKeeper refuses to {operation.kind} {operation.path}, for lack of permission: "
                 "check the credentials and the ACL of the node (storm-dagster daemon zookeeper "
                 "secure sets all of them)"
             )

@@ -170,8 +170,8 @@ def load_view(
     stored_id = state.get_data(paths.CLUSTER_ID)
     if stored_id is None:
         raise Unavailable(
-            f"the root of cluster {cluster_id} is gone from ZooKeeper: nothing is decided from an "
-            "empty state; restore it, or check storm.zookeeper.root and .servers"
+            f"the root of cluster {cluster_id} is gone from ZooKeeper, and an empty state is not a "
+            "basis for decisions: restore it, or check storm.zookeeper.root and .servers"
         )
     if stored_id.decode("utf-8", "replace") != cluster_id:
         raise Conflict(

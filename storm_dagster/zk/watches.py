@@ -48,8 +48,8 @@ class _PathWatch:
 class WatchSlots:
     """The callbacks that wait for an event, one slot for each path.
 
-    A callback is removed before it is called, so that it runs once; the next read must pass it
-    again. The *callback* of a slot is replaced by a later one (Storm's rule); *wakes* accumulate,
+    A callback is removed before it is called, so that it runs once; the next read must register
+    it once more. The *callback* of a slot is replaced by a later one (Storm's rule); *wakes* accumulate,
     so that several loops of one process can wait for the same node. All methods are thread-safe.
     """
 
@@ -89,7 +89,7 @@ class WatchSlots:
         if subtree not in _SUBTREES:
             raise UnknownSubtree(
                 f"event {kind} of {path}: no callback belongs to the subtree {subtree!r}: "
-                "read everything again, and find the code that set that watch"
+                "read all nodes again, and find the code that set that watch"
             )
         slot_paths = [path]
         if len(parts) > 1 and f"/{subtree}" == paths.SUPERVISORS:

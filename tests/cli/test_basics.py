@@ -501,7 +501,9 @@ def test_status_says_which_process_is_frozen_and_that_nobody_restarts_anything(
             keeper.wait()
             states, advice = status()
             assert states == {"dev": "dead", "supervisor": "runs"}
-            assert "nothing that dies is started again" in advice and "storm-dagster stop" in advice
+            assert (
+                "a process that dies is not restarted" in advice and "storm-dagster stop" in advice
+            )
         finally:
             for each in (keeper, supervisor):
                 each.kill()

@@ -390,7 +390,7 @@ def test_a_host_that_cannot_be_drained_is_named_with_every_reason(peers: list[Pe
     }
     with NimbusClient([peer.url]) as nimbus:
         with pytest.raises(
-            Unavailable, match=r"^not empty, h1 stay blacklisted.*runs on: full: needs 2 slots"
+            Unavailable, match=r"^not empty, h1 stay blacklisted.*keep running: full: needs 2 slots"
         ) as refused:
             drain_hosts(nimbus, ["h1"], timeout=10)
         assert ("POST", "/v1/topologies/moves/rebalance") in peer.asked

@@ -134,7 +134,7 @@ def test_runs_that_end_with_their_code_server_are_reported_by_its_successor(
         server.kill(spare=survivor)
         server.start()
         assert server.ended(lost) == "FAILURE"
-        assert "was gone when its code server started again" in server.messages(lost)
+        assert "was gone when its code server restarted" in server.messages(lost)
         assert server.run(lives).status == dg.DagsterRunStatus.STARTED
         eventually(lambda: server.fork_server() is not None, 60, "the process that forks")
         assert len(former) == 1

@@ -165,7 +165,7 @@ def test_headers_are_sent_as_they_are_given(gate: Gate) -> None:
     [
         (
             401,
-            r"asks who nimbus is \(401\): set dagster\.graphql\.token\.file or dagster\.graphql\.headers",
+            r"requires credentials \(401\): set dagster\.graphql\.token\.file or dagster\.graphql\.headers",
         ),
         (403, r"does not permit nimbus to do this \(403\)"),
         (302, r"login page.*dagster\.graphql\.url"),

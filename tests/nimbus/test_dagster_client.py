@@ -246,7 +246,7 @@ def test_steps_not_begun_are_pending() -> None:
 def test_cancelled_run_says_so() -> None:
     document = run_document({"runId": "r", "status": "CANCELED"}, [], None)
     assert document["finished"] and document["error"]["message"].startswith(
-        "the run was canceled: ask again"
+        "the run was canceled: repeat the request"
     )
 
 
@@ -254,7 +254,9 @@ def test_a_run_whose_process_was_killed_is_asked_for_again() -> None:
     killed = {"message": "The run's process (pid 7) was killed by SIGKILL.", "stepKey": None}
     error = run_document({"runId": "r", "status": "FAILURE"}, [killed], None)["error"]
     assert error["type"] == "Unavailable"
-    assert error["message"].startswith("The run's process (pid 7) was killed by SIGKILL: ask again")
+    assert error["message"].startswith(
+        "The run's process (pid 7) was killed by SIGKILL: repeat the request"
+    )
     broken = {"error": {"message": "no module named nothing"}, "message": "Run failed"}
     error = run_document({"runId": "r", "status": "FAILURE"}, [broken, killed], None)["error"]
     assert error == {"type": "StormDagsterError", "message": "no module named nothing"}

@@ -145,7 +145,7 @@ def test_a_daemon_whose_name_moves_to_another_address_ends(
     )
     nimbus = stage.nimbus()
     eventually(lambda: nimbus.code is not None, 60, "the end of the nimbus")
-    assert nimbus.code == Unavailable.exit_code and "start it again" in caplog.text
+    assert nimbus.code == Unavailable.exit_code and "restart it" in caplog.text
 
 
 def test_a_leader_without_blobs_deletes_only_those_of_gone_topologies(

@@ -48,7 +48,7 @@ def test_binding_beyond_loopback_needs_consent() -> None:
     anywhere = {"storm__local__hostname": "0.0.0.0"}
     with pytest.raises(InvalidRequest, match=r"storm\.bind\.external=true and storm\.secret\.file"):
         bind(conf(**anywhere))
-    with pytest.raises(InvalidRequest, match=r"authenticate nobody: set storm\.secret\.file"):
+    with pytest.raises(InvalidRequest, match=r"not authenticate callers: set storm\.secret\.file"):
         bind(conf(**anywhere, storm__bind__external=True))
     with pytest.raises(InvalidRequest, match=r"set storm\.bind\.external=true, or"):
         bind(conf(**anywhere, storm__secret="0123456789abcdef"))

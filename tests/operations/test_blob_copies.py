@@ -57,7 +57,7 @@ def test_a_blob_removed_during_its_copy_does_not_come_back(
     elif when == "before it is registered":
         registry.register_held = removed_before  # type: ignore[method-assign]
     elif when == "while it is registered":
-        registry._mine.clear()
+        registry._own.clear()
         registry.read = removed_after_reading  # type: ignore[method-assign]
     copies = BlobSync(nimbus)
     assert copies._fetch_needed(entry)

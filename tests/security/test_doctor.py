@@ -65,7 +65,7 @@ def test_a_cluster_without_any_conf(home: Path) -> None:
     )
     assert only(rows["workers"]) == (
         "warning",
-        "WORKERS RUN AS THE DAEMONS' USER: WHOEVER MAY SUBMIT IS AN ADMINISTRATOR",
+        "WORKERS RUN AS THE DAEMONS' USER: EVERY USER WITH SUBMIT RIGHTS IS AN ADMINISTRATOR",
     )
     assert {only(rows[name])[0] for name in ("TLS", "ZooKeeper", "HOME", "Spark", "Dagster")} == {
         "ok"

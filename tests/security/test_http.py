@@ -330,4 +330,4 @@ def test_a_nimbus_beyond_loopback_without_proof_does_not_start(
 ) -> None:
     nimbus = stage.nimbus(storm__local__hostname="0.0.0.0", storm__bind__external=True)
     assert nimbus.stop() == InvalidRequest.exit_code
-    assert "storm.secret.file" in caplog.text and "authenticate nobody" in caplog.text
+    assert "storm.secret.file" in caplog.text and "not authenticate callers" in caplog.text

@@ -16,7 +16,7 @@ import pytest
 
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.model.verbs import VERBS
-from storm_dagster.nimbus.blobs.uploads import MOST_OF_A_USER
+from storm_dagster.nimbus.blobs.uploads import MAX_PER_USER
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import make_token
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -209,9 +209,7 @@ def test_open_uploads_of_one_user_keep_nobody_out(secured: Secured) -> None:
         while (begun := ann.post("/v1/uploads")).status_code == 201:
             handles.append(begun.json()["handle"])
         assert (
-            begun.status_code == 503
-            and "'ann' has" in begun.text
-            and len(handles) == MOST_OF_A_USER
+            begun.status_code == 503 and "'ann' has" in begun.text and len(handles) == MAX_PER_USER
         )
         assert (
             eve.post("/v1/uploads").status_code

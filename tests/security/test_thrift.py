@@ -17,7 +17,7 @@ from thriftpy2.rpc import make_client
 from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TFramedTransportFactory, TTransportException
 
-from storm_dagster.nimbus.blobs.uploads import MOST_OF_A_USER
+from storm_dagster.nimbus.blobs.uploads import MAX_PER_USER
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
@@ -116,7 +116,7 @@ def test_an_upload_is_of_whoever_began_it(
         with pytest.raises(TApplicationException, match="dagster"):
             ann.submitTopology("mine", whole, "{}", topology)
         ann.uploadChunk(location, b"x")
-        for _ in range(MOST_OF_A_USER - 1):
+        for _ in range(MAX_PER_USER - 1):
             ann.beginFileUpload()
         with pytest.raises(TApplicationException, match="'ann' has"):
             ann.beginFileUpload()

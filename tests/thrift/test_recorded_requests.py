@@ -94,7 +94,7 @@ def test_overrides_are_refused_by_key(link: Any, options: str, named: str) -> No
 @pytest.mark.parametrize("overrides", ["[1]", "{", '"x"'])
 def test_overrides_that_are_no_conf_are_refused(nimbus: NimbusThread, overrides: str) -> None:
     options = load_idl().RebalanceOptions(topology_conf_overrides=overrides)
-    with pytest.raises(load_idl().InvalidTopologyException, match="is no JSON object"):
+    with pytest.raises(load_idl().InvalidTopologyException, match="is not a JSON object"):
         nimbus.thrift_client(ours=True).rebalance("wordcount", options)
 
 

@@ -147,7 +147,7 @@ class ClusterPlan:
     def _use_secret_file(self, name: str, key: str, prefix: str, *, create: bool) -> None:
         """Set the conf key to the file of that name in HOME.
 
-        It is created with ``create``. Without the file the key stays as it is.
+        It is created with ``create``. Without the file the key is not changed.
         """
         path = self.home / name
         if create and not path.exists():

@@ -74,13 +74,13 @@ def is_free(port: int) -> bool:
 
 
 def _default_ports(conf: ClusterConf, options: DevOptions) -> DevPorts:
-    """The ports of the conf, checked."""
+    """Return the ports of the conf, which must be free and differ."""
     ports = _ports_of_conf(conf, options)
-    taken = _busy(ports.all())
-    if taken:
+    busy_ports = _busy(ports.all())
+    if busy_ports:
         raise Unavailable(
-            f"ports {', '.join(map(str, taken))} are taken on this machine: end what listens there,"
-            " or use `storm-dagster dev --ports auto`"
+            f"ports {', '.join(map(str, busy_ports))} are taken on this machine: end the processes "
+            "that listen there, or use `storm-dagster dev --ports auto`"
         )
     if len(set(ports.all())) != len(ports.all()):
         raise InvalidRequest(

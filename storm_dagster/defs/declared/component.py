@@ -140,9 +140,9 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     ] = catalog_field("topology.automation_condition", default=None)
     own_jobs: bool | None = Field(
         default=None,
-        description="Whether it has the jobs submit_NAME, deploy_NAME and kill_NAME. "
-        f"Empty: where the project declares at most {_MAX_WITH_OWN_JOBS} topologies; "
-        "the jobs that all share are always there.",
+        description="True to add the jobs submit_NAME, deploy_NAME and kill_NAME. "
+        f"By default they exist if the project declares at most {_MAX_WITH_OWN_JOBS} topologies; "
+        "the jobs that all topologies share always exist.",
     )
 
     @classmethod

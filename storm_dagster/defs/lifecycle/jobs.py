@@ -204,7 +204,7 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
     """Replace the old topology, which is touched only when the new one is ready."""
     if handle is None and not run.config.token:
         raise InvalidRequest(
-            f"nothing to run in the place of {run.config.name!r}: give `target` in the form"
+            f"no topology is given to replace {run.config.name!r}: give `target` in the form"
         )
     report: LifecycleResult = run.operate(
         token=run.config.token or run.context.run.run_id,
@@ -380,7 +380,7 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
             if verb.executed_by == "leader" and _done_by_former_leader(context, ops):
                 context.log.warning(
                     f"{verb.name} of {config.name}: done by the leader, "
-                    "to whom Dagster did not answer in time"
+                    "because Dagster did not answer it in time"
                 )
                 return
             run = _VerbRun(verb, context, config, names, handles, ops, nimbus)

@@ -52,7 +52,7 @@ class LifecycleMemory(msgspec.Struct, frozen=True):
 def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
     """True if the partition key of a removed topology can be dropped.
 
-    It stays while a run of the partition is under way, whatever its job, and while a topology of
+    It stays while a run of the partition is under way, of any job, and while a topology of
     that name lives in another cluster whose code location in this instance has the same
     partitions: both clusters are then without a name.
     """
@@ -100,7 +100,7 @@ def _alive_elsewhere(
 def name_marks(names: Iterable[str]) -> str:
     """Four hexadecimal digits for each name, for a cursor.
 
-    Above 400 names one star, which stands for every name.
+    Above 400 names it is one star, which matches every name.
     """
     marks = sorted({hashlib.sha256(name.encode()).hexdigest()[:4] for name in names})
     return "".join(marks) if len(marks) <= _MAX_MARKS else "*"

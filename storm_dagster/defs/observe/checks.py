@@ -55,7 +55,7 @@ def _check_assets() -> Iterator[tuple[str, tuple[dg.AssetKey, dg.AssetCheckSever
         if not rule.by_view:
             continue
         asset = _ASSETS.get(rule.name, keys.ACTIVE_TOPOLOGY)
-        # The cluster recovers from a lost supervisor by itself: a warning until it has.
+        # The cluster recovers from a lost supervisor without help: a warning until it has.
         severity = dg.AssetCheckSeverity.WARN if rule.heals else dg.AssetCheckSeverity.ERROR
         yield rule.name, (asset, severity, rule.words)
 

@@ -2,10 +2,10 @@
 
 ``/blobstore/<key>/<host:port-seq>`` (ephemeral) names a holder and the sequence number of its
 content; ``/blobstoremaxkeysequencenumber/<key>`` names the highest number ever and the content hash
-that belongs to it. The number tells *who* has the newest content, the highest; the hash *what* it
-is, so that each nimbus decides alone whether it holds it (``docs/decisions.md#blob-ownership``).
-Blobs of topologies and of users are registered; staged and uploaded ones come and go with their
-submission.
+that belongs to it. The holders with the highest number have the newest content. The hash identifies
+that content, so that each nimbus decides on its own whether it holds it
+(``docs/decisions.md#blob-ownership``). Blobs of topologies and of users are registered; staged and
+uploaded ones come and go with their submission.
 """
 
 import logging
@@ -42,27 +42,33 @@ class Registered:
     """Name of the node of each holder -> its address and the number of its content."""
 
     def newest_holders(self) -> list[str]:
-        """Addresses of those that show the highest number, sorted; holders of 0 have nothing worth
-        fetching.
+        """Return the sorted addresses of the holders with the highest number.
+
+        Holders with the number 0 have no content worth fetching and are left out.
         """
-        top = max((number for _, number in self.holders.values()), default=0)
-        return sorted(address for address, number in self.holders.values() if number == top > 0)
+        highest = max((number for _, number in self.holders.values()), default=0)
+        if highest <= 0:
+            return []
+        return sorted(address for address, number in self.holders.values() if number == highest)
 
     def next_sequence(self) -> int:
-        """The number of a new content: above all others that the key has had, whoever died in
-        between.
+        """Return the number for a new content of the key.
+
+        It is above every number that the key has had, also if holders have died since.
         """
-        highest = self.record.sequence if self.record is not None else 0
-        return 1 + max([highest, *(number for _, number in self.holders.values())])
+        highest = 0 if self.record is None else self.record.sequence
+        for _, number in self.holders.values():
+            highest = max(highest, number)
+        return highest + 1
 
 
 def is_registered_kind(key: str) -> bool:
-    """Whether blobs under that key are registered: those of a topology, except its placement
-    document, and of users.
+    """True if blobs under that key are registered.
 
-    The report is for people; leaving it out keeps a submission within its budget of ZooKeeper
-    writes. A user's blob that is registered is never taken for a deleted one, whoever leads when
-    its only holder returns.
+    The blobs of a topology are, except its placement document, and so are blobs of users. The
+    placement document is for people; leaving it out keeps a submission within its budget of
+    ZooKeeper writes. A user's blob that is registered is never taken for a deleted one, whichever
+    nimbus leads when its only holder returns.
     """
     return not key.startswith(("staging.", "staging-of.", "upload.")) and not key.endswith(
         "-placement.json"
@@ -75,164 +81,191 @@ class BlobRegistry:
     def __init__(
         self, cluster: StormClusterState, me: str, cached: ClusterState | None = None
     ) -> None:
-        """``cached`` answers :meth:`keys` and :meth:`survey`, which are asked for all the time."""
+        """Create the registrations of the nimbus ``me``.
+
+        ``cached`` serves :meth:`keys` and :meth:`survey`, which are called all the time.
+        """
         self._cluster = cluster
         self._state = cluster.state
         self._cached = cached or cluster.state
         self.me = me
-        # key -> (sequence, session): what this process registered, to spare a read per key and
-        # round.
-        self._mine: dict[str, tuple[int, int]] = {}
+        # key -> (sequence, session) of the registrations that this process made: spares one read
+        # for each key and round.
+        self._own: dict[str, tuple[int, int]] = {}
 
     def keys(self, watch: bool = False) -> list[str]:
         """All registered keys."""
-        found = (self._state if watch else self._cached).find_children(paths.BLOBSTORE, watch) or []
-        if len(self._mine) > 2 * len(found) + 100:
-            # Others removed them. What is lost to a race is registered again.
-            mine = self._mine
-            self._mine = {key: had for key in found if (had := mine.get(key))}
-        return found
+        state = self._state if watch else self._cached
+        keys = state.find_children(paths.BLOBSTORE, watch) or []
+        if len(self._own) > 2 * len(keys) + 100:
+            self._drop_own_except(keys)
+        return keys
+
+    def _drop_own_except(self, keys: list[str]) -> None:
+        """Forget own registrations of keys that other nimbuses have removed.
+
+        A registration that is added by another thread in the same moment may be forgotten as well;
+        the next round then makes it once more.
+        """
+        remaining: dict[str, tuple[int, int]] = {}
+        for key in keys:
+            registration = self._own.get(key)
+            if registration is not None:
+                remaining[key] = registration
+        self._own = remaining
 
     def topologies(self) -> list[str]:
         """Ids of all topologies."""
         return self._cached.find_children(paths.TOPOLOGY) or []
 
     def survey(self, keys: Iterable[str]) -> dict[str, Registered]:
-        """As :meth:`read`, of the cache: what did not change costs no request. A damaged record
-        hides its blob alone.
+        """Read the registrations from the cache; otherwise as :meth:`read`.
+
+        Nodes that did not change cost no request. A damaged record hides only its own blob.
         """
         return self.read(keys, self._cached)
 
     def read(self, keys: Iterable[str], state: ClusterState | None = None) -> dict[str, Registered]:
-        """The registrations of those keys, read without waiting for one after the other."""
-        wanted, state = list(keys), state or self._state
-        records = state.get_many([paths.blob_max_sequence(key) for key in wanted])
-        children = state.find_children_many([paths.blob(key) for key in wanted])
-        found: dict[str, Registered] = {}
-        for key, record, holders in zip(wanted, records, children, strict=True):
-            try:
-                decoded = (
-                    None
-                    if record is None
-                    else decode_record(BlobRecord, record[0], paths.blob_max_sequence(key))
-                )
-            except Corrupt as error:
-                if state is self._state:
-                    raise
-                _log.error("%s", error.message)
-                continue
-            version = None if record is None else record[1].version
-            found[key] = Registered(key, decoded, version, _valid_holders(key, holders or []))
-        return found
+        """Read the registrations of those keys, all in parallel."""
+        keys = list(keys)
+        state = state or self._state
+        nodes = state.get_many([paths.blob_max_sequence(key) for key in keys])
+        children = state.find_children_many([paths.blob(key) for key in keys])
+        registrations: dict[str, Registered] = {}
+        for key, node, holders in zip(keys, nodes, children, strict=True):
+            record = None
+            version = None
+            if node is not None:
+                raw, stat = node
+                version = stat.version
+                try:
+                    record = decode_record(BlobRecord, raw, paths.blob_max_sequence(key))
+                except Corrupt as error:
+                    if state is self._state:
+                        raise
+                    _log.error("%s", error.message)
+                    continue
+            registrations[key] = Registered(
+                key, record, version, _valid_holders(key, holders or [])
+            )
+        return registrations
 
     def register_written(self, meta: BlobMeta, *, epoch: int) -> int:
-        """Register content that this nimbus, leading in ``epoch``, has just stored; its sequence
-        number.
+        """Register content that this nimbus, leading in ``epoch``, has just stored.
 
-        A content that is the recorded one already gets no new number. ``Fenced`` when the epoch is
-        over.
+        Returns its sequence number. Content that is already the recorded one gets no new number.
+        ``Fenced`` if the epoch is over.
         """
         for _ in range(_ATTEMPTS):
-            now = self.read([meta.key])[meta.key]
+            registered = self.read([meta.key])[meta.key]
             try:
-                if now.record is not None and now.record.sha256 == meta.sha256:
-                    self.register_held(meta, now)
-                    return now.record.sequence
-                sequence = now.next_sequence()
-                raw = encode_record(
-                    BlobRecord(sequence=sequence, sha256=meta.sha256).keep_unknown(now.record)
-                )
+                if registered.record is not None and registered.record.sha256 == meta.sha256:
+                    self.register_held(meta, registered)
+                    return registered.record.sequence
+                sequence = registered.next_sequence()
+                record = BlobRecord(sequence=sequence, sha256=meta.sha256)
+                raw = encode_record(record.keep_unknown(registered.record))
                 transaction = self._state.transaction().check(paths.EPOCH, epoch)
                 if not self._state.exists(paths.blob(meta.key)):
                     transaction.create(paths.blob(meta.key))
-                if now.version is None:
+                if registered.version is None:
                     transaction.create(paths.blob_max_sequence(meta.key), raw)
                 else:
-                    transaction.set(paths.blob_max_sequence(meta.key), raw, now.version)
-                for node, (address, _) in now.holders.items():
+                    transaction.set(paths.blob_max_sequence(meta.key), raw, registered.version)
+                for node, (address, _) in registered.holders.items():
                     if address == self.me:
                         transaction.delete(paths.blob(meta.key, node))
-                transaction.create(
-                    paths.blob(meta.key, f"{self.me}-{sequence}"), ephemeral=True
-                ).commit()
-                self._mine[meta.key] = (sequence, self._cluster.session.session_id)
+                holder = paths.blob(meta.key, f"{self.me}-{sequence}")
+                transaction.create(holder, ephemeral=True).commit()
+                self._own[meta.key] = (sequence, self._cluster.session.session_id)
                 return sequence
             except Conflict as error:
-                _log.debug("registering %s is tried again: %s", meta.key, error)
-        raise Conflict(f"blob {meta.key!r} is registered by others all the time: store it again")
+                _log.debug("registering %s is retried: %s", meta.key, error)
+        raise Conflict(
+            f"blob {meta.key!r} is registered by other nimbuses all the time: store it once more"
+        )
 
     def check_epoch(self, epoch: int) -> None:
-        """:class:`Fenced` when ``epoch`` is over, also while this nimbus has not noticed."""
+        """Raise :class:`Fenced` if ``epoch`` is over.
+
+        That holds also while this nimbus has not noticed it yet.
+        """
         self._state.sync_path(paths.EPOCH)
         if self._state.get_version(paths.EPOCH) != epoch:
             raise Fenced(
-                f"leadership epoch {epoch} is over: what was stored is not confirmed, send it to the new leader"
+                f"leadership epoch {epoch} is over: the stored blob is not confirmed, send it to "
+                "the new leader"
             )
 
-    def register_held(self, meta: BlobMeta, now: Registered | None = None) -> bool:
-        """Register that this nimbus holds the recorded content; ``False`` when its content is
-        another one.
+    def register_held(self, meta: BlobMeta, registered: Registered | None = None) -> bool:
+        """Register that this nimbus holds the recorded content.
 
-        :class:`Conflict` when the registrations of the key change meanwhile.
+        Returns ``False`` if its content is another one. :class:`Conflict` if the registrations of
+        the key change at the same time.
         """
-        now = now or self.read([meta.key])[meta.key]
-        if now.record is None or now.record.sha256 != meta.sha256:
-            self.unregister(meta.key, now)
+        registered = registered or self.read([meta.key])[meta.key]
+        if registered.record is None or registered.record.sha256 != meta.sha256:
+            self.unregister(meta.key, registered)
             return False
-        sequence = now.record.sequence
+        sequence = registered.record.sequence
         holder = f"{self.me}-{sequence}"
         session = self._cluster.session.session_id
-        if holder in now.holders and self._mine.get(meta.key) == (sequence, session):
+        if holder in registered.holders and self._own.get(meta.key) == (sequence, session):
             return True
         path = paths.blob(meta.key, holder)
-        # A key that was removed meanwhile gets no folder again.
+        # The check keeps a key that was just removed from getting a new folder.
         transaction = self._state.transaction().check(
-            paths.blob_max_sequence(meta.key), now.version or 0
+            paths.blob_max_sequence(meta.key), registered.version or 0
         )
-        if holder in now.holders:
+        if holder in registered.holders:
             transaction.delete(path)  # Of an older session.
         transaction.create(path, ephemeral=True).commit()
-        for other, (address, _) in now.holders.items():
-            if other != holder and address == self.me:
-                self._state.delete_node(paths.blob(meta.key, other))
-        self._mine[meta.key] = (sequence, session)
+        for node, (address, _) in registered.holders.items():
+            if node != holder and address == self.me:
+                self._state.delete_node(paths.blob(meta.key, node))
+        self._own[meta.key] = (sequence, session)
         return True
 
-    def unregister(self, key: str, now: Registered) -> None:
+    def unregister(self, key: str, registered: Registered) -> None:
         """Withdraw this nimbus's registration of the key."""
-        self._mine.pop(key, None)
-        for node, (address, _) in now.holders.items():
+        self._own.pop(key, None)
+        for node, (address, _) in registered.holders.items():
             if address == self.me:
                 self._state.delete_node(paths.blob(key, node))
 
     def forget(self, key: str, *, epoch: int) -> None:
-        """Remove the key and its number, in one transaction; nothing happens when it is not
-        registered.
+        """Remove the key and its number, in one transaction.
+
+        A key that is not registered is left alone.
         """
         for _ in range(_ATTEMPTS):
-            self._mine.pop(key, None)
+            self._own.pop(key, None)
             holders = self._state.find_children(paths.blob(key))
-            known = self._state.get_version(paths.blob_max_sequence(key))
-            if holders is None and known is None:
+            version = self._state.get_version(paths.blob_max_sequence(key))
+            if holders is None and version is None:
                 return
             transaction = self._state.transaction().check(paths.EPOCH, epoch)
             for holder in holders or ():
                 transaction.delete(paths.blob(key, holder))
             if holders is not None:
                 transaction.delete(paths.blob(key))
-            if known is not None:
+            if version is not None:
                 transaction.delete(paths.blob_max_sequence(key))
             try:
                 transaction.commit()
                 return
             except Conflict as error:
-                _log.debug("forgetting %s is tried again: %s", key, error)
-        raise Conflict(f"blob {key!r} is registered by others all the time: delete it again")
+                _log.debug("forgetting %s is retried: %s", key, error)
+        raise Conflict(
+            f"blob {key!r} is registered by other nimbuses all the time: delete it once more"
+        )
 
 
 def split_holder(holder: str) -> tuple[str, int]:
-    """``"nimbus-1:7800-4"`` -> ``("nimbus-1:7800", 4)``: split at the last dash (hosts may contain
-    dashes).
+    """Split the node name of a holder into its address and number.
+
+    ``"nimbus-1:7800-4"`` becomes ``("nimbus-1:7800", 4)``: the last dash separates them, because
+    hosts may contain dashes.
     """
     address, dash, number = holder.rpartition("-")
     if not dash or not address or not number.isdecimal():
@@ -243,10 +276,10 @@ def split_holder(holder: str) -> tuple[str, int]:
 
 
 def _valid_holders(key: str, nodes: Iterable[str]) -> dict[str, tuple[str, int]]:
-    found: dict[str, tuple[str, int]] = {}
+    holders: dict[str, tuple[str, int]] = {}
     for node in nodes:
         try:
-            found[node] = split_holder(node)
+            holders[node] = split_holder(node)
         except Corrupt as error:
             _log.warning("ignored below %s: %s", paths.blob(key), error)
-    return found
+    return holders

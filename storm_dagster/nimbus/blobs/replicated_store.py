@@ -1,5 +1,6 @@
-"""The blob store of one nimbus: its own disk, the registration in ZooKeeper, and the copies
-elsewhere.
+"""Blob store of one nimbus.
+
+It combines the nimbus's own disk, the registrations in ZooKeeper, and the copies on other nimbuses.
 """
 
 import copy
@@ -24,24 +25,26 @@ BaseStore = LocalBlobStore | FsspecBlobStore
 
 @dataclass(frozen=True)
 class WriteTerms:
-    """Terms of a write: for whom, and how many copies before it is acknowledged."""
+    """Terms of a write: its epoch, and the copies before it is acknowledged."""
 
     epoch: int | None = None
-    """The epoch that the writer acts for; ``None``: whichever is current."""
+    """Epoch that the writer acts for; ``None`` for the current one."""
     minimum: int | None = None
-    """Nimbuses that must hold the blob; ``None``: ``topology.min.replication.count`` of the
-    cluster.
+    """Number of nimbuses that must hold the blob before the write is acknowledged.
+
+    ``None`` for the cluster's ``topology.min.replication.count``.
     """
     allow_degraded: bool = False
+    """True if fewer copies are enough while fewer nimbuses are alive."""
 
 
 class NimbusBlobStore:
-    """A :class:`~storm_dagster.blobstore.store.BlobStore` whose writes need leadership.
+    """Blob store whose writes need leadership.
 
-    A write is stored here, registered (topology blobs), copied to the minimum of nimbuses, and then
-    acknowledged. It is repeatable: the same content under the same key changes nothing the second
-    time. A shared store (fsspec) has neither registrations nor copies: every nimbus sees the same
-    blobs.
+    A :class:`~storm_dagster.blobstore.store.BlobStore`. A write is stored here, registered
+    (topology blobs), copied to the minimum of nimbuses, and then acknowledged. It is repeatable: a
+    second write of the same content under the same key has no effect. A shared store (fsspec) has
+    neither registrations nor copies: every nimbus sees the same blobs.
     """
 
     def __init__(
@@ -53,9 +56,13 @@ class NimbusBlobStore:
         minimum: int,
     ) -> None:
         self.base = base
-        # Reads are those of this nimbus's own store.
-        self.open, self.read, self.meta = base.open, base.read, base.meta
-        self.keys, self.exists, self.list = base.keys, base.exists, base.list
+        # Reads go to this nimbus's own store.
+        self.open = base.open
+        self.read = base.read
+        self.meta = base.meta
+        self.keys = base.keys
+        self.exists = base.exists
+        self.list = base.list
         self.shared: bool = not isinstance(base, LocalBlobStore)
         self._status = status
         self._registry = registry
@@ -64,31 +71,35 @@ class NimbusBlobStore:
         self._terms = WriteTerms()
 
     def accepting_fewer(self, minimum: int | None = None) -> "NimbusBlobStore":
-        """The same store on such terms
-        (:class:`~storm_dagster.blobstore.store.ReplicatedStore`).
+        """Return this store with terms that accept fewer copies.
+
+        As :class:`~storm_dagster.blobstore.store.ReplicatedStore` defines it.
         """
-        other = copy.copy(self)
-        other._terms = WriteTerms(minimum=minimum, allow_degraded=True)
-        return other
+        store = copy.copy(self)
+        store._terms = WriteTerms(minimum=minimum, allow_degraded=True)
+        return store
 
     # the protocol, for operations in the leader
 
     def put(
         self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
     ) -> BlobMeta:
-        """Store, register, replicate. ``Unavailable`` when this nimbus does not lead."""
+        """Store, register and replicate a blob; ``Unavailable`` at a follower."""
         epoch = self._status.require()
         meta = self.base.put(key, chunks, expected_sha256=expected_sha256)
         self._spread(meta, epoch, self._terms)
         return meta
 
     def delete(self, key: str, terms: WriteTerms | None = None) -> None:
-        """Remove the blob everywhere: registration first, so that no follower fetches it again."""
+        """Remove the blob everywhere.
+
+        Its registration goes first, so that no follower fetches it after it has deleted it.
+        """
         epoch = self._status.require(None if terms is None else terms.epoch)
-        known = self.base.exists(key)
+        exists = self.base.exists(key)
         if not self.shared and is_registered_kind(key):
             self._registry.forget(key, epoch=epoch)
-        if not known:
+        if not exists:
             raise no_such_blob(key, f"nimbus {self._status.me}")
         self.base.delete(key)
         if not self.shared:
@@ -99,35 +110,41 @@ class NimbusBlobStore:
     def put_file(
         self, key: str, path: Path, sha256: str, terms: WriteTerms
     ) -> tuple[BlobMeta, int]:
-        """Take over a received file (it is moved or copied away); the blob and how many nimbuses
-        hold it.
+        """Take over a received file, which is moved or copied away.
+
+        Returns the blob and the number of nimbuses that hold it.
         """
         epoch = self._status.require(terms.epoch)
         meta = self.base.adopt(key, path, sha256)
         return meta, self._spread(meta, epoch, terms)
 
     def put_content(self, key: str, sha256: str, terms: WriteTerms) -> tuple[BlobMeta, int] | None:
-        """Store under ``key`` a content that is here already; ``None`` when it is not."""
+        """Store content that is here already under ``key``; ``None`` if it is not here.
+
+        Returns the blob and the number of nimbuses that hold it.
+        """
         epoch = self._status.require(terms.epoch)
         meta = self.base.put_existing(key, sha256)
-        return None if meta is None else (meta, self._spread(meta, epoch, terms))
+        if meta is None:
+            return None
+        return meta, self._spread(meta, epoch, terms)
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
-        """:meth:`put_content` for operations."""
+        """Store content that is here already; as :meth:`put_content`, for operations."""
         stored = self.put_content(key, sha256, self._terms)
         return None if stored is None else stored[0]
 
     def accept_replica(self, key: str, sha256: str, path: Path | None) -> BlobMeta:
-        """Store a copy that the leader sent (its epoch has been checked); without ``path`` by hash
-        alone.
+        """Store a copy that the leader sent; its epoch has been checked.
+
+        Without ``path`` the content must be here already, and is found by its hash.
         """
         if self.shared:
             raise InvalidRequest("this nimbus has a shared blob store: it takes no copies")
-        meta = (
-            self.base.put_existing(key, sha256)
-            if path is None
-            else self.base.adopt(key, path, sha256)
-        )
+        if path is None:
+            meta = self.base.put_existing(key, sha256)
+        else:
+            meta = self.base.adopt(key, path, sha256)
         if meta is None:
             raise KeyNotFound(f"content {sha256} is not here yet: send it")
         if is_registered_kind(key):
@@ -135,11 +152,12 @@ class NimbusBlobStore:
         return meta
 
     def drop_replica(self, key: str) -> None:
-        """Remove a copy at the leader's request; a missing one is no error."""
+        """Remove a copy at the leader's request; a missing one is ignored."""
         with suppress(KeyNotFound):
             self.base.delete(key)
 
     def _spread(self, meta: BlobMeta, epoch: int, terms: WriteTerms) -> int:
+        """Register and copy a stored blob; return the number of nimbuses that hold it."""
         minimum = self._minimum if terms.minimum is None else terms.minimum
         if self.shared:
             return max(1, minimum)

@@ -1,8 +1,7 @@
-"""Copies of blobs on other nimbuses, confirmed before a write is acknowledged
-(``docs/decisions.md#push-replication``).
+"""Copies of blobs on other nimbuses, confirmed before a write is acknowledged.
 
-A copy is first offered by its hash alone: a follower that has the content already, under whatever
-key, stores it without a transfer.
+See ``docs/decisions.md#push-replication``. A copy is first offered by its hash alone: a follower
+that has the content already, under any key, stores it without a transfer.
 """
 
 import logging
@@ -28,11 +27,12 @@ _RETRY_SECS = 0.5
 _OFFER_SECS = 3.0
 """Limit of an offer by hash, which carries no content: a peer that is slower hangs."""
 _AT_ONCE = 4
-_MOST_WAITING = 64
-"""Pushes that wait for one peer; what is beyond them it fetches itself when it synchronizes."""
-LONGEST_WAIT_SECS = 20.0
-"""A write that waits for copies is answered before the client, who waits 30 s for an answer, gives
-up without a reason.
+_MAX_WAITING = 64
+"""Limit of pushes that wait for one peer; it fetches further blobs when it synchronizes."""
+MAX_WAIT_SECS = 20.0
+"""Limit of the wait for copies.
+
+A client gives up after 30 s without an answer; a shorter limit answers it with the reason.
 """
 
 
@@ -48,9 +48,10 @@ class NimbusPeer:
 
 @dataclass(eq=False, repr=False)
 class Replicator:
-    """Pushes blobs to the followers. ``peers`` is called again for each push and each retry.
+    """Pushes of blobs to the followers.
 
-    ``absent`` gives the addresses of nimbuses that should be there and are not, for the error.
+    ``peers`` is called for each push and each retry. ``absent`` returns the addresses of expected
+    nimbuses that are not registered, for the error.
     """
 
     _peers: Callable[[], list[NimbusPeer]]
@@ -62,21 +63,21 @@ class Replicator:
     security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
-        # What is signed for one peer is sent to no other.
+        # A redirected request would take credentials that are meant for one peer to another.
         self._http = httpx.Client(
             timeout=httpx.Timeout(self.read_timeout_secs, connect=2.0),
             follow_redirects=False,
             **self.security.client_options(),
         )
         self._lock = threading.Lock()
-        # A pool for each peer: one that hangs holds up nobody else.
+        # A pool for each peer: one that hangs does not delay the others.
         self._pools = defaultdict[str, ThreadPoolExecutor](
             lambda: ThreadPoolExecutor(_AT_ONCE, "blob-push")
         )
         self._waiting: Counter[str] = Counter()
 
     def close(self) -> None:
-        """Drop what is waiting and close the connections."""
+        """Drop the waiting pushes and close the connections."""
         with self._lock:
             pools = [*self._pools.values()]
             self._pools.clear()
@@ -87,79 +88,93 @@ class Replicator:
     def _submit(
         self, peer: NimbusPeer, work: Callable[..., None], *arguments: Any
     ) -> Future[None] | None:
-        """Start ``work(peer, ...)`` in the peer's own threads; ``None`` when too much waits for
-        it.
+        """Start ``work(peer, ...)`` in the peer's own threads.
+
+        Returns ``None`` if too many pushes wait for that peer.
         """
         with self._lock:
-            if self._waiting[peer.address] >= _MOST_WAITING:
+            if self._waiting[peer.address] >= _MAX_WAITING:
                 return None
             pool = self._pools[peer.address]
             self._waiting[peer.address] += 1
         future = pool.submit(work, peer, *arguments)
-        future.add_done_callback(lambda _: self._done(peer.address))
+        future.add_done_callback(lambda _: self._count_ended(peer.address))
         return future
 
-    def _done(self, address: str) -> None:
+    def _count_ended(self, address: str) -> None:
         with self._lock:
             self._waiting[address] -= 1
 
     def push(self, meta: BlobMeta, *, epoch: int, minimum: int, allow_degraded: bool) -> int:
-        """Copy the blob to all followers; how many nimbuses (this one included) hold it.
+        """Copy the blob to all followers.
 
-        Returns as soon as ``minimum`` hold it, while the other pushes go on. With
-        ``allow_degraded`` it waits only for nimbuses that are alive; without, :class:`Unavailable`
-        when too few hold it within the wait.
+        Returns the number of nimbuses, this one included, that hold it, as soon as there are
+        ``minimum``; the other pushes continue. With ``allow_degraded`` it waits only for nimbuses
+        that are alive. Without, it raises :class:`Unavailable` if too few hold the blob within the
+        wait.
         """
-        deadline = time.monotonic() + min(self.wait_secs, LONGEST_WAIT_SECS)
+        deadline = time.monotonic() + min(self.wait_secs, MAX_WAIT_SECS)
         holders: set[str] = set()
-        refused: dict[str, str] = {}
+        refusals: dict[str, str] = {}
         while True:
-            running: dict[Future[None], NimbusPeer] = {}
-            for peer in [peer for peer in self._peers() if peer.address not in holders]:
-                if (future := self._submit(peer, self._push_one, meta, epoch)) is not None:
-                    running[future] = peer
+            running = self._start_pushes(meta, epoch, holders)
             while running and 1 + len(holders) < minimum:
-                done, _ = wait(
-                    running,
-                    timeout=max(deadline - time.monotonic(), 0),
-                    return_when=FIRST_COMPLETED,
-                )
-                for future in done:
+                remaining_secs = max(deadline - time.monotonic(), 0)
+                ended, _ = wait(running, timeout=remaining_secs, return_when=FIRST_COMPLETED)
+                for future in ended:
                     peer = running.pop(future)
                     error = future.exception()
                     if error is None:
                         holders.add(peer.address)
-                        refused.pop(peer.address, None)
+                        refusals.pop(peer.address, None)
                         continue
-                    refused[peer.address] = (
-                        f"{peer.address} did not take it ({error or type(error).__name__})"
-                    )
+                    reason = error or type(error).__name__
+                    refusals[peer.address] = f"{peer.address} did not take it ({reason})"
                     if not isinstance(error, StormDagsterError | httpx.HTTPError | OSError):
                         raise error
-                if not done:
+                if not ended:
                     break
-            if 1 + len(holders) >= minimum:
-                return 1 + len(holders)
+            copies = 1 + len(holders)
+            if copies >= minimum:
+                return copies
             if allow_degraded:
-                _log.warning("%s is on %d of %d nimbuses", meta.key, 1 + len(holders), minimum)
-                return 1 + len(holders)
+                _log.warning("%s is on %d of %d nimbuses", meta.key, copies, minimum)
+                return copies
             if time.monotonic() + _RETRY_SECS >= deadline:
-                refused |= {
-                    peer.address: f"{peer.address} does not answer" for peer in running.values()
-                }
-                missing = [
-                    *refused.values(),
-                    *(f"{url} of nimbus.seeds is not there" for url in self.absent()),
-                ]
-                raise Unavailable(
-                    f"blob {meta.key!r} is on {1 + len(holders)} nimbuses, {minimum} were asked for"
-                    f"{' (' + '; '.join(missing) + ')' if missing else ''}: start another "
-                    "nimbus, lower topology.min.replication.count, or submit with --allow-degraded"
-                )
+                for peer in running.values():
+                    refusals[peer.address] = f"{peer.address} does not answer"
+                raise self._too_few_copies(meta, copies, minimum, [*refusals.values()])
             time.sleep(_RETRY_SECS)
 
+    def _start_pushes(
+        self, meta: BlobMeta, epoch: int, holders: set[str]
+    ) -> dict[Future[None], NimbusPeer]:
+        """Start a push to every peer that is not one of the holders."""
+        running: dict[Future[None], NimbusPeer] = {}
+        for peer in self._peers():
+            if peer.address in holders:
+                continue
+            future = self._submit(peer, self._push_one, meta, epoch)
+            if future is not None:
+                running[future] = peer
+        return running
+
+    def _too_few_copies(
+        self, meta: BlobMeta, copies: int, minimum: int, refusals: list[str]
+    ) -> Unavailable:
+        """Return the error of a blob on too few nimbuses, with each peer's reason."""
+        reasons = [*refusals, *(f"{url} of nimbus.seeds is not there" for url in self.absent())]
+        reason = f" ({'; '.join(reasons)})" if reasons else ""
+        return Unavailable(
+            f"blob {meta.key!r} is on {copies} nimbuses, {minimum} were asked for{reason}: start "
+            "another nimbus, lower topology.min.replication.count, or submit with --allow-degraded"
+        )
+
     def push_deletion(self, key: str, *, epoch: int) -> None:
-        """Ask all followers to drop the blob; one that is away drops it when it synchronizes."""
+        """Request that all followers drop the blob.
+
+        An unreachable one drops it when it synchronizes.
+        """
         for peer in self._peers():
             self._submit(peer, self._delete_one, key, epoch)
 
@@ -167,17 +182,14 @@ class Replicator:
         url = _replica_url(peer, meta.key)
         headers = {"X-Content-SHA256": meta.sha256, "X-Storm-Epoch": str(epoch)}
         try:
-            by_hash = {**headers, "X-Content-By-Hash": "true"}
-            offered = self._http.put(url, headers=by_hash, content=b"", timeout=_OFFER_SECS)
-            if offered.status_code == 404:
+            offer_headers = {**headers, "X-Content-By-Hash": "true"}
+            response = self._http.put(url, headers=offer_headers, content=b"", timeout=_OFFER_SECS)
+            if response.status_code == 404:
+                headers["Content-Length"] = str(meta.size)
                 with self._open(meta.key) as stream:
-                    offered = self._http.put(
-                        url,
-                        headers={**headers, "Content-Length": str(meta.size)},
-                        content=chunks_of(stream),
-                    )
-            if not offered.is_success:
-                raise blob_response_error(offered)
+                    response = self._http.put(url, headers=headers, content=chunks_of(stream))
+            if not response.is_success:
+                raise blob_response_error(response)
         except (StormDagsterError, httpx.HTTPError, OSError) as error:
             _log.warning("%s was not copied to nimbus %s: %s", meta.key, peer.address, error)
             raise

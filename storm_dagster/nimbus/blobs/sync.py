@@ -1,7 +1,8 @@
 """Synchronization of this nimbus's blobs by pulling; ``replication`` pushes.
 
-What is absent here is fetched. What is absent elsewhere is only removed here when a leader of this
-very cluster says so for a while: an empty root, or that of another cluster, never costs a blob.
+Blobs that are absent here are fetched. A blob that is absent elsewhere is only removed here if a
+leader of the same cluster lacks it for a while: an empty ZooKeeper root, or the root of another
+cluster, never costs a blob.
 """
 
 import logging
@@ -25,28 +26,33 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.nimbus.blobs.registry import Registered, is_registered_kind
+from storm_dagster.nimbus.blobs.replication import NimbusPeer
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.security.settings import SILENT_SECS, Security
 from storm_dagster.zk.watches import Wake
 
 _log = logging.getLogger(__name__)
 _FOLLOW_SECS = 20.0
-"""Interval of comparing all blobs with the leader's, who pushes what is new."""
+"""Interval of comparing all blobs with the leader's; the leader pushes new blobs at once."""
 
 
 class BlobSync:
-    """Pulling of blobs by one nimbus. :meth:`run_once` is called from one thread; the counts from
-    any.
+    """Pulling of blobs by one nimbus.
+
+    :meth:`run_once` is called from one thread, :meth:`missing` from any.
     """
 
     def __init__(self, nimbus: Nimbus) -> None:
-        self._cluster, self._registry, self._status = nimbus.cluster, nimbus.registry, nimbus.status
-        self._blobs, self._base = nimbus.blobs, nimbus.blobs.base
+        self._cluster = nimbus.cluster
+        self._registry = nimbus.registry
+        self._status = nimbus.status
+        self._blobs = nimbus.blobs
+        self._base = nimbus.blobs.base
         self._peers = nimbus.peers
         self._keep_secs = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
         self._follow_secs = min(_FOLLOW_SECS, self._keep_secs)
         self._followed: tuple[str | None, float] | None = None
-        # Blob that the leader does not have any more -> when that was first seen.
+        # Blob that the leader no longer has -> time at which that was first seen.
         self._unneeded: dict[str, float] = {}
         options = Security.of(nimbus.conf).client_options()
         self._http = httpx.Client(timeout=httpx.Timeout(SILENT_SECS, connect=2.0), **options)
@@ -58,10 +64,10 @@ class BlobSync:
     def missing(
         self, wake: Wake | None = None
     ) -> tuple[dict[str, Registered], dict[str, Registered]]:
-        """The blobs that active topologies need and this nimbus lacks (or has in an old version),
-        and all needed.
+        """Return the needed blobs that this nimbus lacks, and all needed ones.
 
-        Reads only. ``wake`` is called when a blob is registered or removed.
+        Needed are the blobs of active topologies. A blob that is here in an old version is lacking.
+        This only reads. ``wake`` is called when a blob is registered or removed.
         """
         if self._blobs.shared:
             return {}, {}
@@ -71,35 +77,37 @@ class BlobSync:
         needed = self._registry.survey(
             sorted(needed_blobs(self._registry.topologies(), registered))
         )
-        return {key: entry for key, entry in needed.items() if not self._is_held(entry)}, needed
+        lacking = {key: entry for key, entry in needed.items() if not self._is_held(entry)}
+        return lacking, needed
 
     def _is_held(self, entry: Registered) -> bool:
         try:
             meta = self._base.meta(entry.key)
         except (KeyNotFound, Corrupt):
             return False
-        # What is damaged lies in quarantine.
-        return self._base.has_content(meta.sha256) and (
-            entry.record is None or entry.record.sha256 == meta.sha256
-        )
+        # Damaged content has been moved to quarantine.
+        if not self._base.has_content(meta.sha256):
+            return False
+        return entry.record is None or entry.record.sha256 == meta.sha256
 
     def run_once(self, wake: Wake | None = None) -> int:
-        """Register what is here, fetch what is missing; how many needed blobs are still missing.
+        """Register the blobs that are here and fetch the missing ones.
 
-        Raises :class:`Unavailable` without ZooKeeper and :class:`Conflict` for another cluster's
-        root; then nothing was changed.
+        Returns the number of needed blobs that are still missing. Raises :class:`Unavailable`
+        without ZooKeeper and :class:`Conflict` for another cluster's root, both before any change.
         """
         self._cluster.check_cluster_id()
         lacking, needed = self.missing(wake)
         self._register(entry for key, entry in needed.items() if key not in lacking)
-        left = set(lacking)
-        self._status.set_lacking(left)
+        still_lacking = set(lacking)
+        self._status.set_lacking(still_lacking)
         for key, entry in lacking.items():
             if self._fetch_needed(entry):
-                left.discard(key)
-                self._status.set_lacking(left)
+                still_lacking.discard(key)
+                self._status.set_lacking(still_lacking)
         self._take_registered(set(needed))
-        leader, now = self._status.known.leader, time.monotonic()
+        leader = self._status.snapshot.leader
+        now = time.monotonic()
         if (
             self._followed is None
             or leader != self._followed[0]
@@ -107,18 +115,18 @@ class BlobSync:
         ):
             self._followed = leader, now
             self._follow_leader(set(needed))
-        return len(left)
+        return len(still_lacking)
 
     def _take_registered(self, needed: set[str]) -> None:
-        """Blobs of topologies that are being submitted still: shown (also after a lost session),
-        and fetched.
+        """Register or fetch the blobs of topologies whose submission is not finished.
 
-        Their submission waits for these copies; a session that ended took the announcements with
-        it.
+        The submission waits for these copies. After a lost session their registrations are gone,
+        and are made once more here.
         """
         if self._blobs.shared:
             return
-        for entry in self._registry.survey(sorted(set(self._registry.keys()) - needed)).values():
+        keys = set(self._registry.keys()) - needed
+        for entry in self._registry.survey(sorted(keys)).values():
             if entry.record is None:
                 continue
             if self._is_held(entry):
@@ -133,31 +141,33 @@ class BlobSync:
                 if entry.record is not None:
                     self._registry.register_held(meta, entry)
                 elif (epoch := self._status.epoch) is not None:
-                    # Registered by nobody: the leader's copy is the one that counts.
+                    # The blob has no registration: the leader's copy is the one that counts.
                     self._registry.register_written(meta, epoch=epoch)
             except (Conflict, Fenced, KeyNotFound) as error:
                 _log.info("%s is not registered now: %s", entry.key, error)
 
     def _fetch_needed(self, entry: Registered) -> bool:
-        wanted = entry.record.sha256 if entry.record else None
-        try:
-            held = None if wanted is None else self._base.put_existing(entry.key, wanted)
-        except Unavailable as error:  # A full disk: there may be room for the others.
-            _log.warning("%s", error.message)
-            return False
-        if held is not None:
-            self._hold(held)
-            return True
-        holders = set(entry.newest_holders())
-        # Without a live holder in ZooKeeper one may still have it; its hash is checked anyway.
-        for peer in sorted(
-            self._peers(), key=lambda peer: (peer.address not in holders, peer.address)
-        ):
+        """Store the blob from content that is here, or from a peer.
+
+        Returns ``False`` if it cannot be stored from either.
+        """
+        sha256 = entry.record.sha256 if entry.record else None
+        if sha256 is not None:
+            try:
+                stored = self._base.put_existing(entry.key, sha256)
+            except Unavailable as error:
+                # The disk is full for this blob; smaller ones may still fit.
+                _log.warning("%s", error.message)
+                return False
+            if stored is not None:
+                self._hold(stored)
+                return True
+        for peer in self._peers_by_holding(entry):
             if peer.address == self._status.me:
                 continue
             try:
-                meta = self._fetch(peer.http, entry.key, wanted)
-                if wanted is not None:
+                meta = self._fetch(peer.http, entry.key, sha256)
+                if sha256 is not None:
                     self._hold(meta)
                 _log.info("fetched %s from nimbus %s", entry.key, peer.address)
                 return True
@@ -165,80 +175,111 @@ class BlobSync:
                 _log.info("%s cannot be fetched from nimbus %s: %s", entry.key, peer.address, error)
         return False
 
+    def _peers_by_holding(self, entry: Registered) -> list[NimbusPeer]:
+        """Return all peers, registered holders of the newest content first.
+
+        A peer that is not registered as a holder may have the blob as well; its hash is checked in
+        any case.
+        """
+        holders = set(entry.newest_holders())
+        return sorted(self._peers(), key=lambda peer: (peer.address not in holders, peer.address))
+
     def _hold(self, meta: BlobMeta) -> None:
-        """Register what was stored; what was removed everywhere meanwhile goes again."""
+        """Register a stored blob; drop it if it has been removed everywhere since."""
         try:
-            held = self._registry.register_held(meta)
+            registered = self._registry.register_held(meta)
         except Conflict:
-            held = False
-        if not held and self._registry.read([meta.key])[meta.key].record is None:
+            registered = False
+        if not registered and self._registry.read([meta.key])[meta.key].record is None:
             self._blobs.drop_replica(meta.key)
 
     def _follow_leader(self, needed: set[str]) -> None:
-        """A follower takes over the leader's other blobs (staged, uploaded, reports), and drops its
-        old ones.
+        """Make a follower's other blobs those of the leader.
+
+        These are staged and uploaded blobs and reports. The follower fetches the leader's, and
+        drops its old ones.
         """
-        known = self._status.known
-        if self._blobs.shared or known.leader in (None, self._status.me) or not known.leader_http:
+        status = self._status.snapshot
+        if self._blobs.shared or status.leader in (None, self._status.me):
             return
-        try:
-            answer = self._http.get(f"{known.leader_http}/v1/blobs")
-            document = answer.json() if answer.status_code == 200 else None
-        except (httpx.HTTPError, ValueError) as error:
-            _log.debug("the leader's blobs cannot be listed: %s", error)
+        if not status.leader_http:
             return
-        if (
-            not isinstance(document, Mapping)
-            or document.get("cluster_id") != self._cluster.cluster_id()
-        ):
+        leader_blobs = self._list_leader_blobs(status.leader_http)
+        if leader_blobs is None:
             return
         registered = set(self._registry.keys())
-        theirs: dict[str, Any] = {str(blob["key"]): blob for blob in document.get("blobs", ())}
-        mine = {meta.key: meta for meta in self._base.list()}
-        for key, blob in theirs.items():
-            held = mine.get(key)
-            # What is registered comes by that; what was registered once is gone, even if a new
-            # leader still has it.
-            if (
-                key in needed
-                or is_registered_kind(key)
-                or (held and held.sha256 == blob.get("sha256"))
-            ):
+        own_blobs = {meta.key: meta for meta in self._base.list()}
+        for key, blob in leader_blobs.items():
+            # A registered blob is fetched because of its registration. One that was registered
+            # once has been deleted, even if a new leader still has it.
+            if key in needed or is_registered_kind(key):
                 continue
-            try:
-                sha256 = str(blob.get("sha256"))
-                if self._base.put_existing(check_blob_key(key), sha256) is None:
-                    self._fetch(known.leader_http, key, sha256)
-            except (StormDagsterError, httpx.HTTPError, OSError) as error:
-                _log.info("%s cannot be fetched from the leader: %s", key, error)
-        gone = set(mine) - set(theirs) - needed - registered
-        if mine and not set(mine) & set(theirs):
-            # A leader that has nothing of ours may have begun with an empty disk: that orders
-            # nothing about blobs of users. Those of topologies and submissions go all the same, for
-            # ZooKeeper names what is needed of them.
-            gone = {key for key in gone if id_of_blob_key(key) or not is_registered_kind(key)}
+            own_blob = own_blobs.get(key)
+            if own_blob is None or own_blob.sha256 != blob.get("sha256"):
+                self._fetch_from_leader(status.leader_http, key, str(blob.get("sha256")))
+        unneeded = set(own_blobs) - set(leader_blobs) - needed - registered
+        if own_blobs and not set(own_blobs) & set(leader_blobs):
+            # A leader that has none of this nimbus's blobs may have begun with an empty disk, which
+            # is not a reason to delete blobs of users. Blobs of topologies and submissions are
+            # deleted all the same, because ZooKeeper names the needed ones.
+            unneeded = {
+                key for key in unneeded if id_of_blob_key(key) or not is_registered_kind(key)
+            }
+        self._drop_unneeded(unneeded)
+
+    def _list_leader_blobs(self, leader_http: str) -> dict[str, Any] | None:
+        """Return the leader's blobs by key; ``None`` if they are unknown.
+
+        They are unknown if the leader does not answer, or is of another cluster.
+        """
+        try:
+            response = self._http.get(f"{leader_http}/v1/blobs")
+            document = response.json() if response.status_code == 200 else None
+        except (httpx.HTTPError, ValueError) as error:
+            _log.debug("the leader's blobs cannot be listed: %s", error)
+            return None
+        if not isinstance(document, Mapping):
+            return None
+        if document.get("cluster_id") != self._cluster.cluster_id():
+            return None
+        return {str(blob["key"]): blob for blob in document.get("blobs", ())}
+
+    def _fetch_from_leader(self, leader_http: str, key: str, sha256: str) -> None:
+        """Store a blob of the leader.
+
+        A failure is logged, and the next comparison retries.
+        """
+        try:
+            if self._base.put_existing(check_blob_key(key), sha256) is None:
+                self._fetch(leader_http, key, sha256)
+        except (StormDagsterError, httpx.HTTPError, OSError) as error:
+            _log.info("%s cannot be fetched from the leader: %s", key, error)
+
+    def _drop_unneeded(self, keys: set[str]) -> None:
+        """Drop the blobs that have been unneeded for longer than the inbox keeps files."""
         now = time.monotonic()
-        self._unneeded = {key: self._unneeded.get(key, now) for key in gone}
+        self._unneeded = {key: self._unneeded.get(key, now) for key in keys}
         for key, since in self._unneeded.items():
             if now - since > self._keep_secs:
-                _log.info("dropping blob %s, which the leader does not have any more", key)
+                _log.info("dropping blob %s, which the leader no longer has", key)
                 self._blobs.drop_replica(key)
 
     def _fetch(self, http: str, key: str, sha256: str | None) -> BlobMeta:
-        """Store a blob of another nimbus, when it has the hash that is announced, and ``sha256`` if
-        that is given.
+        """Fetch and store a blob of another nimbus.
+
+        :class:`Corrupt` if its content does not have the announced hash, or if that is not
+        ``sha256``.
         """
-        with self._http.stream(
-            "GET", f"{http.rstrip('/')}/v1/blobs/{quote(key, safe='')}"
-        ) as response:
+        url = f"{http.rstrip('/')}/v1/blobs/{quote(key, safe='')}"
+        with self._http.stream("GET", url) as response:
             if response.status_code == 404:
                 raise KeyNotFound(f"no blob {key!r} at {http}")
             if response.status_code != 200:
                 raise Unavailable(f"{http} answered {response.status_code} for blob {key!r}")
             announced = response.headers.get("X-Content-SHA256")
-            if announced is None or announced != (sha256 or announced):
+            if announced is None or (sha256 and announced != sha256):
                 raise Corrupt(
-                    f"blob {key!r} of {http} has SHA-256 {announced}, {sha256 or 'none'} is the newest: "
-                    "it is damaged or outdated there"
+                    f"blob {key!r} of {http} has SHA-256 {announced}, {sha256 or 'none'} is the "
+                    "newest: it is damaged or outdated there"
                 )
             return self._base.put(key, response.iter_raw(1 << 16), expected_sha256=announced)

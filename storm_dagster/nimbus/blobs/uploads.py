@@ -1,8 +1,10 @@
-"""Upload sessions: three parts under one opaque handle (``docs/decisions.md#upload-handles``).
+"""Upload sessions: three parts under one opaque handle.
 
-A handle is a random word that nimbus made up; no path or key of a caller is ever used. Parts become
-blobs ``upload.<handle>.<part>`` as they arrive, so that a handle survives the leader that gave it
-out. Transfers in progress lie in the inbox, ``HOME/nimbus/<id>/inbox``, whose cleaner is JStorm's.
+See ``docs/decisions.md#upload-handles``.
+
+A handle is a random word of nimbus; no path or key of a caller is ever used. Parts become blobs
+``upload.<handle>.<part>`` as they arrive, so that a handle survives the leader that issued it.
+Transfers in progress lie in the inbox, ``HOME/nimbus/<id>/inbox``, whose cleaner is JStorm's.
 """
 
 import logging
@@ -31,56 +33,69 @@ _log = logging.getLogger(__name__)
 Part = Literal["archive", "conf", "topology"]
 PARTS: tuple[Part, ...] = ("archive", "conf", "topology")
 _HANDLE = re.compile(r"[0-9a-f]{32}")
-_MOST_OPEN = 1000
-MOST_OF_A_USER = 100
-"""Sessions of one user who is no administrator: nobody keeps others out."""
-_MOST_CANCELLED = 10_000
+_MAX_OPEN = 1000
+MAX_PER_USER = 100
+"""Limit of sessions of one user who is not an administrator.
+
+It keeps one user from taking the sessions of all others.
+"""
+_MAX_CANCELLED = 10_000
 
 
-def check_share(owners: Iterable[str | None], what: str) -> None:
-    """:class:`Unavailable` when the user whose request is answered has too many of these sessions
-    open.
+def check_share(owners: Iterable[str | None], title: str) -> None:
+    """Raise :class:`Unavailable` if the user of the request has too many sessions.
+
+    ``owners`` are the users of the open sessions, ``title`` names one of them.
     """
     user = LIMITED_USER.get()
-    if user is not None and sum(owner == user for owner in owners) >= MOST_OF_A_USER:
+    if user is None:
+        return
+    sessions = sum(owner == user for owner in owners)
+    if sessions >= MAX_PER_USER:
         raise Unavailable(
-            f"user {user!r} has {MOST_OF_A_USER} {what}s open already: finish or cancel some, or wait"
+            f"user {user!r} has {MAX_PER_USER} {title}s open already: finish or cancel some, or "
+            "wait"
         )
 
 
 class Uploads:
     """The upload sessions of this nimbus.
 
-    A session that is left idle for ``expiry_secs`` before it is finished expires with all its
-    parts, at the latest half of that time later. A finished one stays until the cleaner takes it.
-    For whoever is neither its user nor an administrator there is no such session.
+    A session that is idle for ``expiry_secs`` before it is finished expires with all its parts, at
+    the latest half of that time later. A finished one stays until the cleaner removes it. Only its
+    user and administrators see a session; for other users it does not exist.
     """
 
     def __init__(self, blobs: NimbusBlobStore, *, expiry_secs: float, now: float) -> None:
         self._blobs = blobs
         self._open: TimeCacheMap[str, str] = TimeCacheMap(
-            expiry_secs, now=now, on_expire=lambda handle, _: self._expire(handle), limit=_MOST_OPEN
+            expiry_secs, now=now, on_expire=lambda handle, _: self._expire(handle), limit=_MAX_OPEN
         )
         """Handle -> its user, empty for an administrator."""
         self._cancelled: TimeCacheMap[str, str] = TimeCacheMap(
-            max(600.0, expiry_secs), now=now, limit=_MOST_CANCELLED
+            max(600.0, expiry_secs), now=now, limit=_MAX_CANCELLED
         )
 
     def __len__(self) -> int:
         return len(self._open)
 
     def advance(self, now: float) -> None:
-        """Expire what has been idle for too long; called by the upkeep thread."""
+        """Expire sessions that have been idle for too long; called by the upkeep thread."""
         self._open.advance(now)
         self._cancelled.advance(now)
 
     def begin(self) -> str:
-        """A new handle; :class:`Unavailable` when too many sessions are open."""
-        handle, user = secrets.token_hex(16), LIMITED_USER.get()
+        """Begin a session and return its handle.
+
+        :class:`Unavailable` if too many sessions are open.
+        """
+        handle = secrets.token_hex(16)
+        user = LIMITED_USER.get()
         check_share(self._open.build_map().values(), "upload")
         if not self._open.put(handle, user or ""):
             raise Unavailable(
-                f"{_MOST_OPEN} uploads are open already: finish or cancel some, or wait until they expire"
+                f"{_MAX_OPEN} uploads are open already: finish or cancel some, or wait until they "
+                "expire"
             )
         try:
             self.bind(handle)
@@ -90,15 +105,17 @@ class Uploads:
         return handle
 
     def bind(self, handle: str) -> None:
-        """Store whose upload it is, for later leaders and for its submission, which that limits,
-        whoever launches it.
+        """Store the user of the upload.
+
+        Later leaders read it, and so does the submission, which the rights of this user limit, also
+        if another user launches it.
         """
         key = f"upload.{handle}.submitter"
         if (user := LIMITED_USER.get()) is not None and not self._blobs.exists(key):
             self._blobs.put(key, user.encode())
 
     def check(self, handle: str) -> None:
-        """:class:`KeyNotFound` unless the user whose request is answered may have begun it."""
+        """Raise :class:`KeyNotFound` unless the user of the request may use the session."""
         user = LIMITED_USER.get()
         if not _HANDLE.fullmatch(handle):
             raise _gone(handle)
@@ -110,10 +127,10 @@ class Uploads:
         raise _gone(handle)
 
     def touch(self, handle: str) -> None:
-        """Refresh the session; :class:`KeyNotFound` when there is none (any more).
+        """Refresh the session; :class:`KeyNotFound` if it does not exist (any longer).
 
-        A session of an earlier leader is known by the parts that it has already. Once it is
-        finished (or has all its parts, in an earlier leader's session) it takes nothing more:
+        A session of an earlier leader is recognized by the parts that it has already. A finished
+        session, or one of an earlier leader that has all its parts, accepts no further content:
         :class:`Conflict`.
         """
         self.check(handle)
@@ -126,48 +143,53 @@ class Uploads:
             raise Conflict(f"upload {handle} is finished: begin a new one to send something else")
 
     def refresh(self, handle: str) -> None:
-        """Refresh an open session: called with each chunk that arrives, so it asks nobody.
+        """Refresh an open session; :class:`KeyNotFound` if it was cancelled.
 
-        :class:`KeyNotFound` when it was cancelled meanwhile.
+        This is called for each chunk that arrives, so it only reads memory.
         """
         if handle in self._cancelled:
             raise _gone(handle)
         self._open.touch(handle)
 
     def stored(self, handle: str) -> None:
-        """Note a stored part; that of a session cancelled meanwhile is dropped again
-        (:class:`KeyNotFound`).
+        """Note a stored part.
+
+        If the session was cancelled while the part arrived, the part is dropped, and
+        :class:`KeyNotFound` raised.
         """
         if handle in self._cancelled:
             self._drop(handle)
         self.refresh(handle)
 
     def key(self, handle: str, part: str) -> str:
-        """The blob key of a part; :class:`InvalidRequest` for a part that does not exist."""
+        """Return the blob key of a part; :class:`InvalidRequest` for an unknown part."""
         self.check(handle)
         if part not in PARTS:
             raise InvalidRequest(f"an upload has the parts {', '.join(PARTS)}, not {part!r:.40}")
         return f"upload.{handle}.{part}"
 
     def finish(self, handle: str) -> dict[Part, BlobMeta]:
-        """End the session; :class:`InvalidRequest` names the parts that are missing. Repeatable."""
+        """End the session; repeatable.
+
+        :class:`InvalidRequest` names the parts that are missing.
+        """
         parts = self.require(handle)
         self._open.remove(handle)
         return parts
 
     def require(self, handle: object) -> dict[Part, BlobMeta]:
-        """All parts of a handle that a submission refers to.
+        """Return all parts of a handle that a submission refers to.
 
-        :class:`InvalidRequest` names parts that are missing, while the session is open. Parts come
-        to other nimbuses one by one: if this one has only some of an earlier leader's upload, that
-        is a :class:`KeyNotFound`, because another nimbus may hold all.
+        :class:`InvalidRequest` names parts that are missing, while the session is open. Parts reach
+        other nimbuses one by one: if this nimbus has only some parts of an earlier leader's upload,
+        that is a :class:`KeyNotFound`, because another nimbus may hold all.
         """
         if not isinstance(handle, str):
             raise InvalidRequest("'handle' must be the text that POST /v1/uploads returned")
         self.check(handle)
-        stored = {
-            meta.key.rpartition(".")[2]: meta for meta in self._blobs.base.list(f"upload.{handle}.")
-        }
+        stored: dict[str, BlobMeta] = {}
+        for meta in self._blobs.base.list(f"upload.{handle}."):
+            stored[meta.key.rpartition(".")[2]] = meta
         parts: dict[Part, BlobMeta] = {part: stored[part] for part in PARTS if part in stored}
         if not parts and handle not in self._open:
             raise _gone(handle)
@@ -185,7 +207,7 @@ class Uploads:
         return parts
 
     def cancel(self, handle: str) -> None:
-        """Drop the session and its parts; a handle that is unknown is no error."""
+        """Drop the session and its parts; an unknown handle is ignored."""
         self.check(handle)
         self._cancelled.put(handle, handle)
         self._open.remove(handle)
@@ -196,10 +218,9 @@ class Uploads:
         self.cancel(handle)
 
     def _drop(self, handle: str) -> None:
-        # Whose it was goes last.
-        for key in sorted(
-            self._blobs.keys(f"upload.{handle}."), key=lambda key: key.endswith(".submitter")
-        ):
+        # The blob with the user goes last: until then the parts still belong to that user.
+        keys = self._blobs.keys(f"upload.{handle}.")
+        for key in sorted(keys, key=lambda key: key.endswith(".submitter")):
             try:
                 self._blobs.delete(key)
             except KeyNotFound:
@@ -215,15 +236,15 @@ def _gone(handle: str) -> KeyNotFound:
 
 
 def new_inbox_file(inbox: Path) -> Path:
-    """A fresh file name; nothing of it comes from a caller."""
+    """Return a new file name that is independent of any caller."""
     return inbox / f"part-{secrets.token_hex(16)}"
 
 
 def clean_inbox(inbox: Path, *, expiration_secs: float, now: float) -> list[str]:
-    """Remove entries whose modification time + ``expiration_secs`` is not after ``now`` (epoch
-    seconds).
+    """Remove expired entries of the inbox and return their names.
 
-    Links are removed, never followed. Returns the names of what was removed.
+    An entry expires ``expiration_secs`` after its modification time; ``now`` is in epoch seconds.
+    Links are removed, never followed.
     """
     removed: list[str] = []
     for path in sorted(inbox.iterdir()):

@@ -1,10 +1,10 @@
-"""Dagster by plain HTTP: launching runs and reading how they went, without importing dagster.
+"""Client of Dagster by plain HTTP, without an import of dagster.
 
-If Dagster does not respond within ``timeout`` seconds (5 in nimbus), the call raises
-:class:`Unavailable`; a request that Dagster refuses raises :class:`InvalidRequest`. Nothing here is
-retried, because the caller knows whether there is another way. Where there is none
-(:meth:`DagsterClient.launch_once`), a Dagster that is alive has more time to launch a run: on a
-busy machine it is slow, not away.
+It launches and reads runs. If Dagster does not respond within ``timeout`` seconds (5 in nimbus), the call raises
+:class:`Unavailable`; a request that Dagster refuses raises :class:`InvalidRequest`. No call is
+retried here: the caller knows if there is another way. If there is none
+(:meth:`DagsterClient.launch_once`), a Dagster that is alive gets more time to launch a run, because
+on a busy machine it is slow, not unreachable.
 """
 
 import logging
@@ -24,11 +24,13 @@ _log = logging.getLogger(__name__)
 
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
-_AGAIN = "ask again (a submission: with its token); what the run had begun is taken up"
-_MOST_EVENT_PAGES = 50
+_REPEAT_REMEDY = (
+    "repeat the request (a submission: with its token); it continues the work of the run"
+)
+_MAX_EVENT_PAGES = 50
 _LAUNCH_SECS = 60.0
 LOOKUP_SECS = 10.0
-"""Longest search for a run by its tag, seconds: on a busy machine even a short query is slow."""
+"""Limit of a search for a run by its tag: on a busy machine even a short query is slow."""
 _PARTITION_TAG = "dagster/partition"
 REPOSITORY = "__repository__"
 """Repository of the Definitions of a code location, as Dagster names it."""
@@ -36,26 +38,26 @@ REPOSITORY = "__repository__"
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run that was found."""
+    """Run that a search returned."""
 
     run_id: str
     status: str
 
     @property
     def failed(self) -> bool:
-        """Whether it ended without success."""
+        """True if it ended without success."""
         return self.status in ("FAILURE", "CANCELED")
 
     @property
     def finished(self) -> bool:
-        """Whether it ended."""
+        """True if it ended."""
         return self.status in FINISHED
 
 
 class DagsterClient:
     """Calls of one Dagster webserver; safe to share between threads.
 
-    Jobs and assets are given by their plain names; ``names`` makes them those of the cluster.
+    Callers pass plain names of jobs and assets; ``names`` turns them into those of the cluster.
     ``launch_secs`` is the time that :meth:`launch_once` gives Dagster, seconds.
     """
 
@@ -83,16 +85,21 @@ class DagsterClient:
 
     def job_url(self, job: str) -> str | None:
         """URL of the page that launches a job."""
-        path = f"locations/{self._selector['repositoryLocationName']}/jobs/{self.names.name(job)}/playground"
-        return f"{site}/{path}" if (site := self.site) else None
+        site = self.site
+        if not site:
+            return None
+        location = self._selector["repositoryLocationName"]
+        return f"{site}/locations/{location}/jobs/{self.names.name(job)}/playground"
 
     def run_url(self, run_id: str) -> str | None:
         """URL of the run's page."""
-        return f"{site}/runs/{run_id}" if (site := self.site) else None
+        site = self.site
+        return f"{site}/runs/{run_id}" if site else None
 
     def add_partition(self, key: str, patience: float | None = None) -> None:
-        """Register the partition key ``key`` within ``patience`` seconds; it may be registered
-        already.
+        """Register a partition key within ``patience`` seconds.
+
+        A key that is registered already is left alone.
         """
         variables = {"selector": self._selector, "definition": self.names.partitions, "key": key}
         expected = ("AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError")
@@ -107,8 +114,9 @@ class DagsterClient:
         *,
         patience: float | None = None,
     ) -> str:
-        """Launch a run of ``job`` and return its id; ``patience`` (seconds) replaces the
-        timeout.
+        """Launch a run of ``job`` and return its id.
+
+        ``patience`` (seconds) replaces the timeout.
         """
         job = self.names.name(job)
         all_tags = {**PRIORITY_TAGS, **tags}
@@ -137,14 +145,14 @@ class DagsterClient:
         partition: str | None = None,
         before_launch: Callable[[], None] | None = None,
     ) -> str:
-        """Launch the run that the tag ``identity`` of ``tags`` identifies, and return its id.
+        """Launch the run that the tag ``identity`` identifies, and return its id.
 
         For a caller that has no other way. Dagster must show within the timeout that it is alive,
         and then has ``launch_secs`` to register ``partition`` and to launch. ``before_launch`` is
-        called right before the launch. If its response is missing, or Dagster reports an error of
-        its own, the run is looked up by the tag, because Dagster may have launched it before.
-        :class:`Unavailable` if there is no such run: it may still appear, so the caller repeats the
-        launch with the same tag or not at all.
+        called right before the launch. If its response is missing, or Dagster reports an internal
+        error, the run is looked up by the tag, because Dagster may have launched it before.
+        :class:`Unavailable` if Dagster does not have the run: it may still appear, so the caller
+        repeats the launch with the same tag or not at all.
         """
         self._transport.require_life()
         deadline = time.monotonic() + self._launch_secs
@@ -165,8 +173,9 @@ class DagsterClient:
             return run_id
 
     def _launched_run(self, job: str, tag: str, value: str) -> str | None:
-        """Id of the newest run with that tag, unless it failed; ``None`` too if Dagster does not
-        respond.
+        """Return the id of the newest run with that tag.
+
+        ``None`` if there is no such run, if it failed, or if Dagster does not respond.
         """
         try:
             run = self.find_run(tag, value, job=job, patience=LOOKUP_SECS)
@@ -180,8 +189,9 @@ class DagsterClient:
     def find_run(
         self, tag: str, value: str, *, job: str | None = None, patience: float | None = None
     ) -> FoundRun | None:
-        """The newest run with that tag (and job), or ``None``; ``patience`` (seconds) replaces the
-        timeout.
+        """Return the newest run with that tag (and job), or ``None``.
+
+        ``patience`` (seconds) replaces the timeout.
         """
         run_filter: dict[str, Any] = {"tags": [{"key": tag, "value": value}]}
         if job is not None:
@@ -189,13 +199,15 @@ class DagsterClient:
         result = self._transport.graphql("FindRuns", {"filter": run_filter, "limit": 1}, patience)
         if result["__typename"] != "Runs":
             raise _refusal("finding a run", result)
-        return next(
-            (FoundRun(str(run["runId"]), str(run["status"])) for run in result["results"]), None
-        )
+        runs = result["results"]
+        if not runs:
+            return None
+        return FoundRun(str(runs[0]["runId"]), str(runs[0]["status"]))
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """The run as ``GET /v1/runs/{id}`` answers it; :class:`KeyNotFound` when Dagster knows no
-        such run.
+        """Return the document of ``GET /v1/runs/{id}``.
+
+        :class:`KeyNotFound` if Dagster does not have the run.
         """
         if not _RUN_ID.fullmatch(run_id):
             raise KeyNotFound(
@@ -208,11 +220,13 @@ class DagsterClient:
             )
         if result["__typename"] != "Run":
             raise _refusal(f"reading run {run_id}", result)
-        failures = self._failures(run_id) if result["status"] in ("FAILURE", "CANCELED") else []
+        failures: list[Mapping[str, Any]] = []
+        if result["status"] in ("FAILURE", "CANCELED"):
+            failures = self._failures(run_id)
         return run_document(result, failures, self.run_url(run_id), self.names)
 
     def report(self, asset: Sequence[str], partition: str, description: str) -> None:
-        """Log a materialization of ``asset`` for something that was done without a run."""
+        """Log a materialization of ``asset`` for a change that was made without a run."""
         params = {
             "eventType": "ASSET_MATERIALIZATION",
             "assetKey": {"path": self.names.asset_path(asset)},
@@ -246,7 +260,7 @@ class DagsterClient:
     def report_event(self, event: DagsterEvent, origin: Mapping[str, Any]) -> None:
         """Log an event that a component reported, with ``origin`` among its metadata.
 
-        :class:`InvalidRequest` when Dagster will never take it, :class:`Unavailable` when it may
+        :class:`InvalidRequest` if Dagster will never accept it, :class:`Unavailable` if it may
         later.
         """
         document = {
@@ -265,18 +279,20 @@ class DagsterClient:
         self._transport.report(f"report_asset_{event.kind}/", document)
 
     def _failures(self, run_id: str) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
+        """Return the events of the failures of a run and its steps."""
+        failures: list[Mapping[str, Any]] = []
         cursor: str | None = None
-        for _ in range(_MOST_EVENT_PAGES):
+        for _ in range(_MAX_EVENT_PAGES):
             result = self._transport.graphql("RunFailures", {"id": run_id, "cursor": cursor})
             if result["__typename"] != "Run":
                 break
             page = result["eventConnection"]
-            found += [event for event in page["events"] if len(event) > 1]
+            # Events of other types have only the field of their type.
+            failures += [event for event in page["events"] if len(event) > 1]
             if not page["hasMore"]:
                 break
             cursor = page["cursor"]
-        return found
+        return failures
 
     def _ask_location(
         self,
@@ -286,8 +302,10 @@ class DagsterClient:
         *expected: str,
         patience: float | None = None,
     ) -> Mapping[str, Any]:
-        """The ``expected`` answer to what needs our code location; if it is another one, the
-        location may not be loaded.
+        """Return the ``expected`` answer to an operation on the cluster's code location.
+
+        If the answer is another one, the error names the problem of the code location, if it has
+        one.
         """
         result = self._transport.graphql(operation, variables, patience)
         if result["__typename"] in expected:
@@ -295,10 +313,9 @@ class DagsterClient:
         refusal = _refusal(doing, result)
         if isinstance(refusal, InvalidRequest):
             raise refusal
-        seen = self._transport.graphql("Locations", {})
-        raise (
-            location_problem(doing, seen.get("locationEntries") or [], **self._selector) or refusal
-        )
+        locations = self._transport.graphql("Locations", {})
+        entries = locations.get("locationEntries") or []
+        raise location_problem(doing, entries, **self._selector) or refusal
 
 
 def location_problem(
@@ -307,28 +324,37 @@ def location_problem(
     repositoryLocationName: str,
     repositoryName: str,
 ) -> Misconfigured | Unavailable | None:
-    """The problem of the code location that conf names, by the workspace's entries; ``None`` when
-    it is loaded.
+    """Return the problem of the code location that the conf names.
+
+    ``entries`` are those of Dagster's workspace. ``None`` if the location is loaded.
     """
     name = repositoryLocationName
-    entry = next((entry for entry in entries if entry["name"] == name), None)
+    entry = None
+    for candidate in entries:
+        if candidate["name"] == name:
+            entry = candidate
+            break
     if entry is None:
-        there = ", ".join(sorted(repr(str(entry["name"])) for entry in entries)) or "none"
+        locations = (
+            ", ".join(sorted(repr(str(candidate["name"])) for candidate in entries)) or "none"
+        )
         return Misconfigured(
-            f"{doing}: dagster.location is {name!r}, and Dagster has no such code location (it has: {there:.500}): set "
-            "dagster.location to the one with build_storm_defs"
+            f"{doing}: dagster.location is {name!r}, and Dagster has no such code location (it "
+            f"has: {locations:.500}): set dagster.location to the one with build_storm_defs"
         )
-    loaded = entry.get("locationOrLoadError") or {}
-    if loaded.get("__typename") == "PythonError":
+    location = entry.get("locationOrLoadError") or {}
+    if location.get("__typename") == "PythonError":
+        message = str(location.get("message")).strip()
         return Unavailable(
-            f"{doing}: code location {name!r} failed to load ({str(loaded.get('message')).strip():.500}): fix it and "
-            "reload it in Dagster"
+            f"{doing}: code location {name!r} failed to load ({message:.500}): fix it and reload "
+            "it in Dagster"
         )
-    repositories = [str(each["name"]) for each in loaded.get("repositories") or ()]
+    repositories = [str(repository["name"]) for repository in location.get("repositories") or ()]
     if repositories and repositoryName not in repositories:
         return Misconfigured(
-            f"{doing}: code location {name!r} has no repository {repositoryName!r} (it has: {', '.join(repositories)}): "
-            "expose build_storm_defs through its Definitions, or set dagster.location to the one that does"
+            f"{doing}: code location {name!r} has no repository {repositoryName!r} (it has: "
+            f"{', '.join(repositories)}): expose build_storm_defs through its Definitions, or set "
+            "dagster.location to the one that does"
         )
     return None
 
@@ -339,12 +365,26 @@ def run_document(
     url: str | None,
     names: DagsterNames | None = None,
 ) -> dict[str, Any]:
-    """The document of ``GET /v1/runs/{id}`` from GraphQL's answers.
+    """Return the document of ``GET /v1/runs/{id}``, from GraphQL's answers.
 
-    Steps are in the order in which they began; those still to come follow in the order of the
+    Steps are in the order in which they began; steps that have not begun follow in the order of the
     stages.
     """
     names = names or DagsterNames()
+    status = str(run["status"])
+    return {
+        "run_id": run["runId"],
+        "job": run.get("jobName"),
+        "status": status,
+        "finished": status in FINISHED,
+        "steps": _step_documents(run, names),
+        "error": _error_of(status, failures, names),
+        "url": url,
+    }
+
+
+def _step_documents(run: Mapping[str, Any], names: DagsterNames) -> list[dict[str, Any]]:
+    """Return the steps of a run in their order."""
     stats = {step["stepKey"]: step for step in run.get("stepStats") or ()}
     plan = run.get("executionPlan") or {}
     keys = [step["key"] for step in plan.get("steps") or ()] or list(stats)
@@ -353,96 +393,97 @@ def run_document(
     def order(key: str) -> tuple[float, int]:
         began = stats.get(key, {}).get("startTime")
         name = names.step_name(key)
-        return (
-            math.inf if began is None else began,
-            STAGES.index(name) if name in STAGES else len(STAGES),
-        )
+        stage = STAGES.index(name) if name in STAGES else len(STAGES)
+        return (math.inf if began is None else began, stage)
 
     keys.sort(key=order)
-    chosen = run.get("stepKeysToExecute")
-    steps = []
-    for key in keys if not chosen else (key for key in keys if key in chosen or key in stats):
+    selected_keys = run.get("stepKeysToExecute")
+    documents: list[dict[str, Any]] = []
+    for key in keys:
+        if selected_keys and key not in selected_keys and key not in stats:
+            continue
         step = stats.get(key, {})
-        began, ended = step.get("startTime"), step.get("endTime")
-        seconds = round(ended - began, 3) if began is not None and ended is not None else None
-        steps.append(
+        began = step.get("startTime")
+        ended = step.get("endTime")
+        seconds = None
+        if began is not None and ended is not None:
+            seconds = round(ended - began, 3)
+        documents.append(
             {
                 "name": names.step_name(key),
                 "status": step.get("status") or "PENDING",
                 "seconds": seconds,
             }
         )
-    status = str(run["status"])
-    return {
-        "run_id": run["runId"],
-        "job": run.get("jobName"),
-        "status": status,
-        "finished": status in FINISHED,
-        "steps": steps,
-        "error": _error_of(status, failures, names),
-        "url": url,
-    }
+    return documents
 
 
 def _error_of(
     status: str, failures: Sequence[Mapping[str, Any]], names: DagsterNames
 ) -> dict[str, str] | None:
-    """The typed error that a step left in its failure's metadata, else what is known of the
-    failure.
+    """Return the error of a run as its type and message; ``None`` unless it failed.
 
-    A run that was ended from outside (its process killed, canceled) is ``Unavailable``: nothing was
-    wrong with the request, and what it had begun is taken up when it is made again.
+    A step leaves the typed error in the metadata of its failure; without one, the message is that
+    of the first failure. A run that was ended from outside (its process killed, canceled) is
+    ``Unavailable``: the request was right, and repeating it continues the work of the run.
     """
     if status not in ("FAILURE", "CANCELED"):
         return None
-    plain: str | None = None
+    plain_text: str | None = None
+    step_failed = False
     for event in failures:
         metadata = event.get("failureMetadata") or {}
-        texts = {
-            entry["label"]: entry.get("text") for entry in metadata.get("metadataEntries") or ()
-        }
-        if texts.get("error_type"):
+        texts: dict[str, str | None] = {}
+        for entry in metadata.get("metadataEntries") or ():
+            texts[entry["label"]] = entry.get("text")
+        error_type = texts.get("error_type")
+        if error_type:
             message = texts.get("message") or metadata.get("description") or "no message"
-            return {"type": str(texts["error_type"]), "message": str(message)}
-        if plain is None:
-            plain = _plain_failure(event, names)
-    if status == "FAILURE" and any(
-        event.get("stepKey") or event.get("error") for event in failures
-    ):
-        return {"type": "StormDagsterError", "message": plain or "a step failed without saying why"}
-    ended = (
-        "the run was canceled"
-        if status == "CANCELED"
-        else "the run's process ended without saying why"
-    )
-    return {"type": "Unavailable", "message": f"{(plain or ended).rstrip('.')}: {_AGAIN}"}
+            return {"type": str(error_type), "message": str(message)}
+        if plain_text is None:
+            plain_text = _failure_text(event, names)
+        if event.get("stepKey") or event.get("error"):
+            step_failed = True
+    if status == "FAILURE" and step_failed:
+        message = plain_text or "a step failed without a message"
+        return {"type": "StormDagsterError", "message": message}
+    if plain_text is None and status == "CANCELED":
+        plain_text = "the run was canceled"
+    elif plain_text is None:
+        plain_text = "the run's process ended without a message"
+    return {"type": "Unavailable", "message": f"{plain_text.rstrip('.')}: {_REPEAT_REMEDY}"}
 
 
-def _plain_failure(event: Mapping[str, Any], names: DagsterNames) -> str:
+def _failure_text(event: Mapping[str, Any], names: DagsterNames) -> str:
+    """Return the text of a failure: the innermost cause of its error, or its message."""
     error = event.get("error")
     while isinstance(error, dict) and isinstance(error.get("cause"), dict):
         error = error["cause"]
-    detail = (
-        str(error["message"]).strip()
-        if isinstance(error, dict)
-        else str(event.get("message") or "")
-    )
+    if isinstance(error, dict):
+        detail = str(error["message"]).strip()
+    else:
+        detail = str(event.get("message") or "")
     step = names.step_name(str(event.get("stepKey") or ""))
-    return f"step {step} failed: {detail}" if step else detail or "the run failed"
+    if step:
+        return f"step {step} failed: {detail}"
+    return detail or "the run failed"
 
 
 def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
+    """Return the error of an operation that Dagster refused."""
     kind = result["__typename"]
-    detail = result.get("message") or "; ".join(
-        str(error.get("message")) for error in result.get("errors") or ()
-    )
-    if (
-        kind != "RunConfigValidationInvalid"
-        and (problem := storage_problem(str(detail or ""))) is not None
-    ):
+    detail = result.get("message")
+    if not detail:
+        errors = result.get("errors") or ()
+        detail = "; ".join(str(error.get("message")) for error in errors)
+    is_config_error = kind == "RunConfigValidationInvalid"
+    problem = None if is_config_error else storage_problem(str(detail))
+    if problem is not None:
         return without_storage(doing, problem)
-    text = f"{doing}: Dagster answered {kind}{': ' + str(detail).strip() if detail else ''}"
-    if kind == "RunConfigValidationInvalid":
+    text = f"{doing}: Dagster answered {kind}"
+    if detail:
+        text = f"{text}: {str(detail).strip()}"
+    if is_config_error:
         return InvalidRequest(text)
-    # A job or location that is not loaded now may be loaded in a moment; nothing of ours was run.
+    # A job or location that is not loaded now may be loaded in a moment; no run was launched.
     return Unavailable(text[:2000])

@@ -62,13 +62,17 @@ class EventStore:
         return {"stored": stored, "refused": refused, "undefined": undefined, "trouble": trouble}
 
     def _is_defined(self, event: DagsterEvent) -> bool:
-        """True if the asset is defined here, also if Dagster does not respond to the question."""
+        """True if the asset is defined here, or if Dagster does not respond."""
         if self._defined.get(event.asset):
             return True
         try:
             defined = self._nimbus.dagster.defines_asset(event.key)
         except (InvalidRequest, Unavailable) as error:
-            _log.warning("it is not known whether asset %s is defined: %s", event.asset, error)
+            _log.warning(
+                "asset %s counts as defined, because Dagster did not respond: %s",
+                event.asset,
+                error,
+            )
             return True
         if defined:
             self._defined.put(event.asset, True)
@@ -77,7 +81,8 @@ class EventStore:
     def _undefined_text(self) -> str:
         site = self._nimbus.dagster.site
         return (
-            f"is stored in the cluster's Dagster at {site}, where events of a declared topology go. That Dagster "
-            "does not define the asset, so no batch asset starts: add build_storm_defs to the code location that "
-            "defines it, and set dagster.graphql.url and dagster.location to that Dagster"
+            f"is stored in the cluster's Dagster at {site}, where events of a declared topology go. "
+            "That Dagster does not define the asset, so no batch asset starts: add "
+            "build_storm_defs to the code location that defines it, and set dagster.graphql.url "
+            "and dagster.location to that Dagster"
         )

@@ -428,7 +428,7 @@ class BlobRoutes:
                 self._nimbus.blobs.put_content, key, check_sha256(sha256), terms
             )
         if stored is None:
-            raise KeyNotFound(f"content {sha256} is not stored (any more): send its bytes")
+            raise KeyNotFound(f"content {sha256} is not (or no longer) stored: send its bytes")
         return stored
 
     def _check_replica(self, request: Request) -> None:

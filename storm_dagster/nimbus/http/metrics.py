@@ -102,7 +102,7 @@ class _ClusterMetrics(Collector):
             reads = {(level,): getattr(nimbus.reads.metrics, level) for level in levels}
             yield _gauges(
                 "storm_nimbus_cached_reads",
-                "Reads of rarely changing nodes by who answered",
+                "Reads of rarely changing nodes by the level that served them",
                 "level",
                 reads,
             )

@@ -212,7 +212,7 @@ class TopologyRoutes:
     @router.route(
         "POST",
         "/v1/topologies/{name}/dead-letters/replay",
-        summary="Emit a page of dead letters again",
+        summary="Replay a page of dead letters",
         body=JsonMap,
         responses={200: DeadLettersDocument},
         errors=_CHANGE_ERRORS,

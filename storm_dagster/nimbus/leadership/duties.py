@@ -1,8 +1,9 @@
-"""Duties of the leader: due transitions, healing when no sensor is armed, cleaning, reporting.
+"""Duties of the leader.
 
-The leader removes killed topologies. For all else Dagster's sensors come first. They hold
-``/healer``; while it has been there recently the leader leaves other due transitions and healing to
-them, for as long as a run should take (``docs/decisions.md#healing-sensor``).
+They are due transitions, healing while no sensor is armed, cleaning, and reporting. The leader
+removes killed topologies. Dagster's sensors come first for all other duties. They hold ``/healer``.
+While it has existed recently, the leader leaves other due transitions and healing to them, for the
+time that a run should take (``docs/decisions.md#healing-sensor``).
 """
 
 import logging
@@ -34,18 +35,17 @@ _TICK_SECS = 1.0
 _DUE_GRACE_SECS = 10.0
 """Seconds without a sensor after which the leader does due transitions itself."""
 _DUE_SECS = 5.0
-"""Seconds between two looks for due transitions while none waits for its time."""
+"""Seconds between two polls for due transitions while none waits for its time."""
 _MAX_REMOVALS = 8
 _REPORT_SECS = 10.0
 """Seconds between two attempts to report to a Dagster that did not answer."""
 
 
 class _Rounds(ABC):
-    """Rounds of duties in a thread of their own; none while this nimbus does not lead. Each duty
-    fails alone.
+    """Rounds of duties in a separate thread, while this nimbus leads.
 
-    Everything that it remembers is forgotten when leadership changes: a new leader grants one full
-    timeout from its own election, for it has not seen anything yet.
+    A duty that fails does not stop the others. All memory is dropped when leadership changes: a
+    new leader has seen no heartbeat yet, and grants one full timeout from its own election.
     """
 
     def __init__(self, nimbus: Nimbus) -> None:
@@ -53,20 +53,20 @@ class _Rounds(ABC):
         self._backstop_secs = float(nimbus.conf["nimbus.monitor.backstop.secs"])
         self._boot_id = boot_id()
         self._epoch: int | None = None
-        self._healer_seen = 0.0
+        self._healer_seen_at = 0.0
         self._failures: dict[str, str] = {}
         self._forget()
 
     @abstractmethod
     def _forget(self) -> None:
-        """Forget everything, as a leader that was just elected."""
+        """Drop all memory, as a leader that was just elected."""
 
-    def _cut_off(self) -> None:  # noqa: B027 (most have nothing to note)
-        """Note that ZooKeeper could not be seen."""
+    def _cut_off(self) -> None:  # noqa: B027 (most need no note)
+        """Note that ZooKeeper could not be read."""
 
     @abstractmethod
     def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
-        """What is done in each round, in this order."""
+        """Return the duties of each round, in their order."""
 
     def run(self, stop: threading.Event) -> None:
         """Run until ``stop``."""
@@ -79,7 +79,8 @@ class _Rounds(ABC):
             self._cut_off()
             return
         if epoch != self._epoch:
-            self._epoch, self._healer_seen = epoch, boot_clock()
+            self._epoch = epoch
+            self._healer_seen_at = boot_clock()
             self._forget()
         for duty in self._duties():
             try:
@@ -96,27 +97,28 @@ class _Rounds(ABC):
                 self._failures.pop(duty.__name__, None)
 
     def _log_failure(self, duty: str, error: Exception) -> None:
-        """Log a failure when it is a new one: the next round meets the same in a second."""
+        """Log a failure if it is a new one: each round, one second later, meets the same."""
         text = f"{type(error).__name__}: {error}"
-        if self._failures.get(duty) != text:
-            self._failures[duty] = text
-            known = isinstance(error, StormDagsterError)
-            _log.error(
-                "a duty of the leader (%s) failed: %s", duty.strip("_"), text, exc_info=not known
-            )
+        if self._failures.get(duty) == text:
+            return
+        self._failures[duty] = text
+        is_unexpected = not isinstance(error, StormDagsterError)
+        _log.error(
+            "a duty of the leader (%s) failed: %s", duty.strip("_"), text, exc_info=is_unexpected
+        )
 
-    def _sensor_absent(self) -> float:
-        """Seconds for which no sensor has been armed."""
+    def _sensor_absent_secs(self) -> float:
+        """Return the seconds for which no sensor has been armed."""
         now = boot_clock()
         if self._nimbus.cluster.state.exists(paths.HEALER):
-            self._healer_seen = now
-        return now - self._healer_seen
+            self._healer_seen_at = now
+        return now - self._healer_seen_at
 
 
 class LeaderReports(_Rounds):
-    """Reports of what the leader did to Dagster.
+    """Reports of the leader's own changes to Dagster.
 
-    They have a thread of their own: a Dagster that is slow to take them delays no other duty.
+    They run in a separate thread: a Dagster that accepts them slowly delays no other duty.
     """
 
     def _forget(self) -> None:
@@ -136,10 +138,11 @@ class LeaderReports(_Rounds):
 
 
 class LeaderTransitions(_Rounds):
-    """Due transitions: removals of killed topologies, delayed rebalances, activations.
+    """Due transitions of topologies.
 
-    They have a thread of their own, and so has each removal, of which eight run at once: a removal
-    waits for workers to end, and for Spark to end the queries of the topology.
+    These are removals of killed topologies, delayed rebalances and activations. They run in a
+    separate thread, and so does each removal, of which eight run at once: a removal waits for
+    workers to end, and for Spark to end the queries of the topology.
     """
 
     def __init__(self, nimbus: Nimbus) -> None:
@@ -155,15 +158,16 @@ class LeaderTransitions(_Rounds):
         return (self._finish_due,)
 
     def _finish_due(self, ctx: OperationsContext) -> None:
-        armed = self._sensor_absent() < min(_DUE_GRACE_SECS, self._backstop_secs)
-        late = self._backstop_secs if armed else 0.0
+        armed = self._sensor_absent_secs() < min(_DUE_GRACE_SECS, self._backstop_secs)
+        late_secs = self._backstop_secs if armed else 0.0
         now = boot_clock()
-        # Before the view is loaded: a removal that ends afterwards is in the view, but not due.
+        # This comes before the view is loaded: a removal that ends afterwards is still in the view,
+        # and is not due.
         self._collect_removals()
         executed = self._nimbus.verb_executed
         if executed.is_set():
             executed.clear()
-            # Cached reads may not have the change yet.
+            # The cache may still lack the change.
             view = ctx.cluster.load_view()
         elif self._due.seen or now >= self._next_due:
             view = self._nimbus.shown_view()
@@ -176,15 +180,15 @@ class LeaderTransitions(_Rounds):
             boot_id=self._boot_id,
             boot_now=now,
             view=view,
-            late_secs=late,
+            late_secs=late_secs,
             start_removal=lambda topology_id, name: self._start_removal(ctx, topology_id, name),
         )
         self._due = result.memory
-        for done in result.done:
-            self._note_due(ctx, done)
+        for action in result.done:
+            self._note_due(ctx, action)
 
     def _collect_removals(self) -> None:
-        """Forget removals that have ended, and log those that failed: they are due again."""
+        """Drop removals that have ended, and log failed ones: they are due once more."""
         ended = {key: future for key, future in self._removals.items() if future.done()}
         for topology_id, future in ended.items():
             del self._removals[topology_id]
@@ -196,7 +200,7 @@ class LeaderTransitions(_Rounds):
                 self._log_failure(duty, error)
 
     def _start_removal(self, ctx: OperationsContext, topology_id: str, name: str) -> None:
-        """Remove the topology in a thread of its own; later, if too many removals run."""
+        """Remove the topology in a new thread; later, if too many removals run."""
         if topology_id in self._removals or len(self._removals) >= _MAX_REMOVALS:
             return
 
@@ -207,19 +211,20 @@ class LeaderTransitions(_Rounds):
 
         self._removals[topology_id] = in_thread("nimbus-removal", remove)
 
-    def _note_due(self, ctx: OperationsContext, done: lifecycle.DoneAction) -> None:
-        """Note for Dagster what was due and is done."""
-        if done.action == "remove":
-            _log.info("removed %s, which was killed", done.topology_id)
-            metadata = {"verb": "kill", "topology_id": done.topology_id, "status": "gone"}
-            text = f"kill: {done.topology_id} is gone"
+    def _note_due(self, ctx: OperationsContext, action: lifecycle.DoneAction) -> None:
+        """Note for Dagster an action that was due and has been done."""
+        topology_id = action.topology_id
+        if action.action == "remove":
+            _log.info("removed %s, which was killed", topology_id)
+            metadata = {"verb": "kill", "topology_id": topology_id, "status": "gone"}
+            text = f"kill: {topology_id} is gone"
             self._nimbus.unreported.add_change(
-                ctx, done.name, text, metadata, removed=done.topology_id
+                ctx, action.name, text, metadata, removed=topology_id
             )
             return
-        _log.info("done by the leader, no sensor did it: %s", done.describe())
-        text = f"{done.describe()}, done by the leader because no sensor did it"
-        self._nimbus.unreported.add(ctx, done.name, text)
+        _log.info("done by the leader, no sensor did it: %s", action.describe())
+        text = f"{action.describe()}, done by the leader because no sensor did it"
+        self._nimbus.unreported.add(ctx, action.name, text)
 
 
 class LeaderDuties(_Rounds):
@@ -234,8 +239,9 @@ class LeaderDuties(_Rounds):
         return self._advance_upgrades, self._clean
 
     def _advance_upgrades(self, ctx: OperationsContext) -> None:
-        """Upgrades end at once, also while a sensor is armed: what fails must not go on until its
-        next tick.
+        """Advance or end gray upgrades, also while a sensor is armed.
+
+        An upgrade that fails must not continue until the sensor's next tick.
         """
         if not upgrades_under_way(self._nimbus.cached):
             return
@@ -259,52 +265,54 @@ class LeaderDuties(_Rounds):
         for problem in report.problems:
             _log.warning("not cleaned: %s", problem)
         if report.waiting:
-            # Garbage must be seen twice: clean again once its grace has passed.
+            # Garbage must be seen twice: the next cleaning follows when its grace has passed.
             self._next_clean = min(self._next_clean, boot_clock() + 61.0)
 
 
 class LeaderHealing(_Rounds):
-    """Reassignment of what is dead: at once while no sensor is armed, else what no run healed for
-    the backstop time.
+    """Reassignment of dead tasks.
 
-    It has a thread of its own, so that no slow duty delays it. A cause is judged again, by
-    ZooKeeper itself, when it is acted on, and one that a run heals at the same time is void:
-    nothing moves twice.
+    While no sensor is armed, the leader reassigns them at once. Otherwise it reassigns those that
+    no run has healed for the backstop time.
+
+    It runs in a separate thread, so that no slow duty delays it. The reassignment checks each cause
+    by ZooKeeper itself, and a cause that a run heals at the same time is void: no task moves twice.
     """
 
     def _forget(self) -> None:
-        # Known and cut off: who lost the former leader may be about to reconnect as well.
+        # The state begins as after a connection loss: daemons that lost the former leader may be
+        # about to reconnect as well.
         self._healing = HealingState(LivenessMemory(boot_id=self._boot_id))
-        self._alone = False
+        self._heals_alone = False
         self._next_poll = 0.0
         self._nimbus.alarm = None
 
     def _cut_off(self) -> None:
-        # What could not be seen for a while must not count as silence.
+        # The time without ZooKeeper must not count as silence of workers.
         self._healing = replace(self._healing, polled_at=UNSET)
 
     def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
         return (self._heal,)
 
     def _heal(self, ctx: OperationsContext) -> None:
-        now, absent = boot_clock(), self._sensor_absent()
-        alone = absent >= self._backstop_secs
-        if alone and not self._alone:
+        now = boot_clock()
+        absent_secs = self._sensor_absent_secs()
+        heals_alone = absent_secs >= self._backstop_secs
+        if heals_alone and not self._heals_alone:
             _log.warning(
                 "no healing sensor has been armed for %g s: the leader reassigns dead tasks itself",
-                absent,
+                absent_secs,
             )
-        elif self._alone and not alone:
-            _log.info("a healing sensor is armed again, the leader leaves healing to it")
-        self._alone = alone
-        if not alone and now < self._next_poll:
+        elif self._heals_alone and not heals_alone:
+            _log.info("a healing sensor is armed, the leader leaves healing to it")
+        self._heals_alone = heals_alone
+        if not heals_alone and now < self._next_poll:
             return
         self._next_poll = now + min(
             float(self._nimbus.conf["nimbus.monitor.freq.secs"]), self._backstop_secs / 4
         )
-        settings = HealingSettings(
-            ctx.limits(), self._boot_id, patience_secs=0.0 if alone else self._backstop_secs
-        )
+        patience_secs = 0.0 if heals_alone else self._backstop_secs
+        settings = HealingSettings(ctx.limits(), self._boot_id, patience_secs=patience_secs)
         step = healing_step(self._nimbus.shown_view(), self._healing, now, settings)
         alarm = step.memory.alarm
         if alarm != self._nimbus.alarm:
@@ -314,25 +322,27 @@ class LeaderHealing(_Rounds):
         self._healing = step.memory
         if step.attempts:
             causes = [attempt.cause for attempt in step.attempts]
-            self._report_reassignments(ctx, healing.reassign(ctx, causes), step.observation.causes)
+            results = healing.reassign(ctx, causes)
+            self._report_reassignments(ctx, results, step.observation.causes)
 
     def _report_reassignments(
-        self, ctx: OperationsContext, reports: Iterable[ReassignResult], causes: Iterable[Cause]
+        self, ctx: OperationsContext, results: Iterable[ReassignResult], causes: Iterable[Cause]
     ) -> None:
-        reason = (
-            "no healing sensor was armed"
-            if self._alone
-            else f"no run did it for {self._backstop_secs:g} s"
-        )
-        words = {cause.key: cause.describe() for cause in causes}
-        for report in reports:
-            topology_id, why = (
-                report.topology_id,
-                "; ".join(words.get(key, key) for key in report.causes),
-            )
-            text = f"reassignment of {topology_id}: {report.status} ({report.error or why})"
+        if self._heals_alone:
+            reason = "no healing sensor was armed"
+        else:
+            reason = f"no run did it for {self._backstop_secs:g} s"
+        descriptions = {cause.key: cause.describe() for cause in causes}
+        for result in results:
+            topology_id = result.topology_id
+            cause_text = "; ".join(descriptions.get(key, key) for key in result.causes)
+            text = f"reassignment of {topology_id}: {result.status} ({result.error or cause_text})"
             _log.warning("%s", text, extra={"topology": topology_id})
-            if report.status == "assigned":
-                text = f"{report.moved} tasks of {topology_id} reassigned by the leader because {reason}: {why}"
-                for asset in ("assignment", "published_assignment"):
-                    self._nimbus.unreported.add(ctx, report.name, text, ("storm", asset))
+            if result.status != "assigned":
+                continue
+            text = (
+                f"{result.moved} tasks of {topology_id} reassigned by the leader because {reason}: "
+                f"{cause_text}"
+            )
+            for asset in ("assignment", "published_assignment"):
+                self._nimbus.unreported.add(ctx, result.name, text, ("storm", asset))

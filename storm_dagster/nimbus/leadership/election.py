@@ -1,4 +1,7 @@
-"""The loop that makes this nimbus leader or follower (``docs/decisions.md#leader-election``)."""
+"""Loop that makes this nimbus leader or follower.
+
+See ``docs/decisions.md#leader-election``.
+"""
 
 import logging
 import threading
@@ -18,20 +21,23 @@ from storm_dagster.security.settings import Security
 _log = logging.getLogger(__name__)
 
 CHECK_SECS = 5.0
-"""A follower polls for a leader this often, besides being woken by its watch."""
-_FIRST_BACK_OFF_SECS = 1.0
-_LONGEST_BACK_OFF_SECS = 60.0
+"""Interval at which a follower polls for a leader, besides its watch."""
+_MIN_BACK_OFF_SECS = 1.0
+_MAX_BACK_OFF_SECS = 60.0
 _ANSWER_SECS = 3.0
-_UNANSWERED = 3
-"""So many checks of its own address must fail in a row: a busy machine is no reason to resign."""
+_MAX_UNANSWERED = 3
+"""Checks of its own address that must fail in a row before a leader resigns.
+
+One failure may only mean that the machine is busy.
+"""
 
 
 class Election:
-    """Runs :meth:`run_once` at each wake-up and every five seconds, in one thread.
+    """Election of this nimbus.
 
-    ``initialize(epoch)`` is the leader's initialization. When it raises, or an attempt fails in
-    another way, leadership is dropped, the reason is logged, and this nimbus waits as a follower
-    for 1, 2, 4 ... 60 s before it tries again, while others may lead.
+    :meth:`run_once` is called at each wake-up and every five seconds, in one thread. ``initialize(epoch)`` is the leader's initialization. If it raises, or an
+    attempt fails in another way, leadership is dropped, the reason is logged, and this nimbus waits
+    as a follower for 1, 2, 4 ... 60 s before the next attempt, while another nimbus may lead.
     """
 
     def __init__(self, nimbus: Nimbus, sync: BlobSync, initialize: Callable[[int], None]) -> None:
@@ -40,7 +46,7 @@ class Election:
         self._initialize = initialize
         self._wake = threading.Event()
         self._vacant_since: float | None = None
-        self._pauses = Backoff(_FIRST_BACK_OFF_SECS, _LONGEST_BACK_OFF_SECS)
+        self._pauses = Backoff(_MIN_BACK_OFF_SECS, _MAX_BACK_OFF_SECS)
         self._unanswered = 0
         self._http = httpx.Client(timeout=_ANSWER_SECS, **Security.of(nimbus.conf).client_options())
         self._not_before = 0.0
@@ -49,14 +55,14 @@ class Election:
         nimbus.cluster.state.add_listener(self.wake)
 
     def wake(self, _: str = "") -> None:
-        """Poll now, also when the connection has changed; may be called from any thread."""
+        """Poll now, also after a change of the connection; callable from any thread."""
         self._wake.set()
 
     def run(self, stop: threading.Event) -> None:
-        """Run until ``stop``. Errors are logged and the round repeated; only another cluster's id
-        ends it.
+        """Run until ``stop``.
 
-        Raises :class:`Conflict` when the root became another cluster's.
+        Errors are logged, and the round is repeated. Only a root that now belongs to another
+        cluster ends it: :class:`Conflict`.
         """
         while not stop.is_set():
             self._wake.clear()
@@ -72,8 +78,9 @@ class Election:
                 self._wake.wait(min(0.2, max(0.0, deadline - time.monotonic())))
 
     def _attempt(self) -> float:
-        """:meth:`run_once`; an attempt that fails, for whatever reason, ends as a follower that
-        waits.
+        """Run one round and return the pause after it.
+
+        After an attempt that fails for any reason this nimbus is a follower that waits.
         """
         try:
             return self.run_once()
@@ -82,22 +89,24 @@ class Election:
         except Exception as error:
             return self._give_up("an election attempt failed", error)
 
-    def _give_up(self, what: str, error: Exception) -> float:
-        """Drop ``/nimbus_master``, log the reason, and wait 1, 2, 4 ... 60 s; how long, in
-        seconds.
+    def _give_up(self, reason: str, error: Exception) -> float:
+        """Drop ``/nimbus_master`` and log the reason.
+
+        Returns the pause before the next attempt: 1, 2, 4 ... 60 s.
         """
         pause = self._pauses.next_pause()
         self._not_before = time.monotonic() + pause
         trace = None if isinstance(error, StormDagsterError) else error
         text = "nimbus %s drops leadership, %s: %s; it tries again in %g s"
-        _log.error(text, self._nimbus.identity.address, what, error, pause, exc_info=trace)
+        _log.error(text, self._nimbus.identity.address, reason, error, pause, exc_info=trace)
         self._forget_leadership()
         try:
             self._nimbus.leadership.resign()
         except StormDagsterError as lost:
-            # Then it ends with the session; no write lands meanwhile, because nothing acts for it.
+            # Leadership then ends with the session. Until then no write is made under it, because
+            # no thread acts as the leader.
             _log.warning("leadership could not be given up now: %s", lost)
-        # Among the followers again: registered as one, and it takes blobs.
+        # As a registered follower this nimbus receives blobs.
         self._registered = None
         try:
             self._register()
@@ -106,13 +115,15 @@ class Election:
         return pause
 
     def run_once(self) -> float:
-        """One round; how long to wait at most before the next, in seconds."""
-        leadership, me = self._nimbus.leadership, self._nimbus.identity
+        """Run one round and return the maximum pause before the next one, in seconds."""
+        leadership = self._nimbus.leadership
+        me = self._nimbus.identity
         leader = leadership.current(self.wake)
         if leader is None or leader == me.address:
             allowed, pause = self._may_try(leader)
             if allowed:
-                if (epoch := leadership.try_lead(me.address, me.http, self.wake)) is not None:
+                epoch = leadership.try_lead(me.address, me.http, self.wake)
+                if epoch is not None:
                     return self._lead(epoch)
                 leader = leadership.current(self.wake)
         else:
@@ -122,38 +133,41 @@ class Election:
         return pause
 
     def _may_try(self, leader: str | None) -> tuple[bool, float]:
-        """Whether to try for leadership now, and the pause if not."""
+        """Return True if this nimbus may try to lead now, and the pause if it may not."""
         now = time.monotonic()
-        if leader == self._nimbus.identity.address and self._nimbus.status.known.epoch is not None:
-            return True, CHECK_SECS  # confirming what is held
+        address = self._nimbus.identity.address
+        if leader == address and self._nimbus.status.snapshot.epoch is not None:
+            # This nimbus leads already, and only confirms it.
+            return True, CHECK_SECS
         if now < self._not_before:
             return False, self._not_before - now
         if self._vacant_since is None:
             self._vacant_since = now
         lacking, _ = self._sync.missing()
         self._nimbus.status.set_lacking(lacking)
-        others = {
-            address: count
-            for address, detail in self._nimbus.leadership.followers().items()
-            if isinstance(count := detail.get("missing"), int)
-        }
+        missing_counts: dict[str, int] = {}
+        for follower, detail in self._nimbus.leadership.followers().items():
+            missing = detail.get("missing")
+            if isinstance(missing, int):
+                missing_counts[follower] = missing
         decision = leader_decision(
-            self._nimbus.identity.address,
-            len(lacking),
-            others,
-            vacant_secs=now - self._vacant_since,
+            address, len(lacking), missing_counts, vacant_secs=now - self._vacant_since
         )
         if not decision.allowed or lacking:
             self._log_once(logging.WARNING, decision.reason)
-        # Somebody else's leader may be about to announce itself: poll again soon.
+        # Another nimbus may be about to announce itself as leader: poll soon.
         return decision.allowed, 1.0
 
     def _lead(self, epoch: int) -> float:
-        me, status = self._nimbus.identity, self._nimbus.status
+        """Act as the leader in ``epoch``, and return the pause before the next round."""
+        me = self._nimbus.identity
+        status = self._nimbus.status
         self._vacant_since = None
-        if status.known.epoch == epoch:
-            deaf = self._deaf()
-            return CHECK_SECS if deaf is None else self._give_up("nobody can reach it", deaf)
+        if status.snapshot.epoch == epoch:
+            problem = self._unreachable_reason()
+            if problem is not None:
+                return self._give_up("it is not reachable at its address", problem)
+            return CHECK_SECS
         try:
             self._initialize(epoch)
         except Exception as error:
@@ -166,16 +180,17 @@ class Election:
         _log.info("nimbus %s leads in epoch %d", me.address, epoch)
         return CHECK_SECS
 
-    def _deaf(self) -> Unavailable | None:
-        """Why clients do not reach this leader under the address that it announces, when another
-        nimbus could lead.
+    def _unreachable_reason(self) -> Unavailable | None:
+        """Return an error if clients do not reach this leader at its announced address.
+
+        ``None`` also if it is not reachable, and no other nimbus could lead.
         """
         url = f"{self._nimbus.identity.http}/healthz"
         try:
             self._http.get(url)
         except httpx.HTTPError as error:
             self._unanswered += 1
-            if self._unanswered >= _UNANSWERED and self._nimbus.leadership.followers():
+            if self._unanswered >= _MAX_UNANSWERED and self._nimbus.leadership.followers():
                 self._unanswered = 0
                 return Unavailable(
                     f"{url} does not answer ({type(error).__name__}): see storm.local.hostname"
@@ -185,35 +200,44 @@ class Election:
         return None
 
     def _follow(self, leader: str | None) -> None:
-        me, status = self._nimbus.identity, self._nimbus.status
-        if status.known.epoch is not None:
-            _log.warning("nimbus %s does not lead any more, it follows", me.address)
+        """Act as a follower of ``leader``; ``None`` if there is no leader."""
+        me = self._nimbus.identity
+        status = self._nimbus.status
+        if status.snapshot.epoch is not None:
+            _log.warning("nimbus %s no longer leads, it is a follower", me.address)
         http = None
         if leader is not None and leader != me.address:
-            known = self._nimbus.cluster.epoch()
-            http = known[1].http if known is not None and known[1].leader == leader else None
-        if status.known.leader != leader:
-            _log.info("nimbus %s follows %s", me.address, leader or "nobody yet")
+            epoch = self._nimbus.cluster.epoch()
+            if epoch is not None and epoch[1].leader == leader:
+                http = epoch[1].http
+        if status.snapshot.leader != leader:
+            if leader is None:
+                _log.info("nimbus %s has no leader to follow yet", me.address)
+            else:
+                _log.info("nimbus %s follows %s", me.address, leader)
         status.update(epoch=None, leader=leader, leader_http=http)
         self._register()
 
     def _register(self) -> None:
-        """Show this nimbus among the followers; written on change and in a new session only."""
-        me, missing = self._nimbus.identity, self._nimbus.status.known.missing
+        """Register this nimbus as a follower.
+
+        It writes only after a change and in a new session.
+        """
+        me = self._nimbus.identity
         detail = {
             "v": 1,
             "http": me.http,
-            "missing": missing,
+            "missing": self._nimbus.status.snapshot.missing,
             "started_secs": me.started_secs,
             "version": me.version,
         }
-        wanted = (self._nimbus.cluster.session.session_id, detail)
-        if wanted != self._registered:
+        registration = (self._nimbus.cluster.session.session_id, detail)
+        if registration != self._registered:
             self._nimbus.leadership.register_follower(me.address, me.uptime_secs, detail)
-            self._registered = wanted
+            self._registered = registration
 
     def _forget_leadership(self) -> None:
-        if self._nimbus.status.known.epoch is not None:
+        if self._nimbus.status.snapshot.epoch is not None:
             self._nimbus.status.update(epoch=None, leader=None, leader_http=None)
 
     def _log_once(self, level: int, text: str) -> None:

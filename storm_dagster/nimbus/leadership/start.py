@@ -1,5 +1,6 @@
-"""Checks and preparations before a nimbus serves: mode, addresses, folders, cluster id,
-container.
+"""Checks and preparations before a nimbus serves.
+
+They concern its mode, addresses, folders, cluster id and container.
 """
 
 import logging
@@ -23,8 +24,8 @@ from storm_dagster.zk.disk_cache import open_disk_cache
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
-_KEPT = 10
-_TOLERATED = 30
+_MAX_STAMPS = 10
+_MAX_MISSES = 30
 """Checks without any beat of the container before it counts as absent (JStorm)."""
 
 
@@ -33,9 +34,9 @@ class ContainerHeartbeat:
     """Mutual heartbeat with the container that nimbus runs in (JStorm's, by files).
 
     Each side touches a file in its folder (``own``, ``container``) every few seconds, named by the
-    present time in seconds; the other one checks for a newer name. The age is taken from this
-    process's own clock since the newest name last changed: a clock that is set meanwhile, here or
-    there, ends nobody.
+    present time in seconds; the other one checks for a newer name. The age is the time since the
+    newest name last changed, by this process's monotonic clock: a wall clock that is set, on either
+    side, ends neither.
     """
 
     container: Path
@@ -53,24 +54,26 @@ class ContainerHeartbeat:
         self._misses = 0
 
     def tick(self) -> None:
-        """Beat once and check once; :class:`Unavailable` when the container is gone."""
+        """Beat once and check once; :class:`Unavailable` if the container is gone."""
         self.own.mkdir(parents=True, exist_ok=True)
         (self.own / str(int(self.wall()))).touch()
-        for old in _stamps(self.own)[:-_KEPT]:
-            (self.own / str(old)).unlink(missing_ok=True)
-        found = _stamps(self.container)
+        for stamp in _stamps(self.own)[:-_MAX_STAMPS]:
+            (self.own / str(stamp)).unlink(missing_ok=True)
+        container_stamps = _stamps(self.container)
         now = self.clock()
-        if not found:
+        if not container_stamps:
             self._misses += 1
-            if self._misses > _TOLERATED:
+            if self._misses > _MAX_MISSES:
                 raise Unavailable(
                     f"no beat of the container is in {self.container} after {self._misses} checks: "
                     "start its heartbeat, or unset container.nimbus.heartbeat"
                 )
             return
         self._misses = 0
-        if found[-1] != self._newest:
-            self._newest, self._seen_at = found[-1], now
+        newest = container_stamps[-1]
+        if newest != self._newest:
+            self._newest = newest
+            self._seen_at = now
         elif now - self._seen_at > self.timeout_secs:
             raise Unavailable(
                 f"the container's newest beat in {self.container} is {self._newest}, unchanged for "
@@ -78,7 +81,10 @@ class ContainerHeartbeat:
             )
 
     def run(self, ended: threading.Event, stop: threading.Event) -> None:
-        """Run until ``ended``; sets ``stop``, with :attr:`failure`, when the container is gone."""
+        """Run until ``ended``.
+
+        If the container is gone, this sets :attr:`failure` and then ``stop``.
+        """
         while True:
             try:
                 self.tick()
@@ -93,6 +99,7 @@ class ContainerHeartbeat:
 
 
 def _stamps(folder: Path) -> list[int]:
+    """Return the times of the beats in the folder, oldest first."""
     try:
         return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
     except FileNotFoundError:
@@ -100,19 +107,19 @@ def _stamps(folder: Path) -> list[int]:
 
 
 def check_mode(conf: ClusterConf) -> None:
-    """A daemon refuses ``storm.cluster.mode: local``."""
+    """Refuse ``storm.cluster.mode: local``, in which no daemon runs."""
     if conf["storm.cluster.mode"] != "distributed":
         raise InvalidRequest(
-            f"nimbus does not run with storm.cluster.mode={conf['storm.cluster.mode']}: set it to distributed, or use "
-            "`storm-dagster plan` and the test harness for local mode"
+            f"nimbus does not run with storm.cluster.mode={conf['storm.cluster.mode']}: set it to "
+            "distributed, or use `storm-dagster plan` and the test harness for local mode"
         )
 
 
 def thrift_host(conf: ClusterConf, host: str) -> str:
-    """Address of the Thrift service: at ``host``, which beyond loopback takes TLS.
+    """Return the address that the Thrift service listens at.
 
-    Thrift's calls have no place for a secret, so that without certificates only this machine may
-    call.
+    It is ``host`` if that is loopback or TLS is configured, and loopback otherwise: a Thrift call
+    cannot carry a secret, so that without certificates only this machine may call.
     """
     if Security.of(conf).tls or address_beyond_loopback(host) is None:
         return host
@@ -123,8 +130,9 @@ def thrift_host(conf: ClusterConf, host: str) -> str:
 
 
 def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
-    """The store of ``nimbus.blobstore.class``: a folder of this nimbus, or an fsspec URL that all
-    share.
+    """Open the store of ``nimbus.blobstore.class``.
+
+    It is a folder of this nimbus, or an fsspec URL that all nimbuses share.
     """
     place = conf["blobstore.dir"]
     if conf["nimbus.blobstore.class"] == "fsspec":
@@ -133,13 +141,16 @@ def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
                 "nimbus.blobstore.class=fsspec needs blobstore.dir: set it to an fsspec URL"
             )
         return FsspecBlobStore(place)
-    # Several nimbuses of one machine must not share a local folder: each is a copy of its own.
-    return LocalBlobStore(Path(place) / folder.name / "blobs" if place else folder / "blobs")
+    if not place:
+        return LocalBlobStore(folder / "blobs")
+    # Several nimbuses of one machine must not share a local folder: each holds its own copies.
+    return LocalBlobStore(Path(place) / folder.name / "blobs")
 
 
 def open_reads(conf: ClusterConf, folder: Path, cluster: StormClusterState) -> CachedReads | None:
-    """The two-level read cache (``nimbus.cache.class``, ``nimbus.cache.reset``); ``None`` on
-    another state store.
+    """Open the two-level read cache; ``None`` if the state store is not ZooKeeper.
+
+    ``nimbus.cache.class`` and ``nimbus.cache.reset`` configure it.
     """
     if not isinstance(cluster.state, ZooKeeperClusterState):
         return None
@@ -150,8 +161,9 @@ def open_reads(conf: ClusterConf, folder: Path, cluster: StormClusterState) -> C
 
 
 def container_heartbeat(conf: ClusterConf, folder: Path) -> ContainerHeartbeat | None:
-    """The beats exchanged with nimbus's container, when ``container.nimbus.heartbeat`` names its
-    folder.
+    """Return the heartbeat with nimbus's container.
+
+    ``None`` if ``container.nimbus.heartbeat`` does not name the container's folder.
     """
     place = conf["container.nimbus.heartbeat"]
     if not place:
@@ -165,10 +177,10 @@ def container_heartbeat(conf: ClusterConf, folder: Path) -> ContainerHeartbeat |
 
 
 def open_cluster(conf: ClusterConf, folder: Path, blobs: BaseStore) -> StormClusterState:
-    """The cluster state, its id compared with the one that this nimbus remembers.
+    """Open the cluster state and compare its id with the remembered one.
 
-    Only a nimbus that remembers no id and has no blobs creates a root: for any other, a root that
-    is absent means a wrong path or lost state, and it refuses to start.
+    Only a nimbus that remembers no id and has no blobs creates a root. For any other, an absent
+    root means a wrong path or lost state, and it refuses to start.
     """
     path = folder / "cluster_id"
     try:
@@ -177,8 +189,8 @@ def open_cluster(conf: ClusterConf, folder: Path, blobs: BaseStore) -> StormClus
         remembered = None
     except UnicodeDecodeError:
         raise Corrupt(f"{path} is damaged: check it, and remove it if this nimbus is new") from None
-    fresh = remembered is None and not blobs.keys()
-    cluster = StormClusterState.open(conf, create_root=fresh, cluster_id=remembered)
+    is_new = remembered is None and not blobs.keys()
+    cluster = StormClusterState.open(conf, create_root=is_new, cluster_id=remembered)
     if remembered is None:
         write_atomically(path, cluster.cluster_id() + "\n", sync=True)
         _log.info("this nimbus belongs to cluster %s from now on", cluster.cluster_id())

@@ -1,6 +1,6 @@
-"""Changes of running topologies at the leader: its own transactions, and Dagster runs.
+"""Changes of running topologies, by transactions of the leader or Dagster runs.
 
-:meth:`LifecycleRequests.act` is the one way in, for the HTTP service and for Thrift: a submission
+:meth:`LifecycleRequests.act` is the only entry, for the HTTP service and for Thrift: a submission
 with ``topology.hot.deploy.enable`` is its verb ``update``, one with ``topology.upgrade`` its verb
 ``gray-upgrade`` (:mod:`storm_dagster.nimbus.thrift.submission`), each with the ``handle`` of the
 uploaded parts.
@@ -47,6 +47,7 @@ from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.operations.upgrade import check_upgrade
 
 _log = logging.getLogger(__name__)
+_PLANNED_WORKER_FIELDS = ("node", "host", "port", "kept", "tasks")
 
 
 class LifecycleRequests:
@@ -55,17 +56,18 @@ class LifecycleRequests:
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
         self._locks = KeyedLocks()
-        """Of tokens and requests."""
+        """Locks of tokens and requests."""
 
     def act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Make or start the change: ``{"run_id", "id", "name", "status"}``, with new code also
-        ``conf``: what differs in it.
+        """Make or start the change, and return its document.
 
-        A verb that the leader executes (:attr:`Verb.executed_by`) is done when this returns:
-        ``run_id`` is ``None``, and ``status`` is the new one. Each other is a Dagster run that has
-        been launched, else :class:`Unavailable`. :class:`NotAlive` for an unknown topology,
-        :class:`Conflict` when its status does not allow the change. With ``dry_run`` nothing is
-        changed: the response describes the change, for a rebalance with the plan.
+        The document is ``{"run_id", "id", "name", "status"}``; with new code it also has ``conf``,
+        the differences of the conf. A verb that the leader executes (:attr:`Verb.executed_by`) is
+        done when this returns: ``run_id`` is ``None``, and ``status`` is the new one. Each other
+        verb is a Dagster run that has been launched, else :class:`Unavailable`. :class:`NotAlive`
+        for an unknown topology, :class:`Conflict` if its status does not allow the change. With
+        ``dry_run`` the cluster is not changed: the response describes the change, for a rebalance
+        with the plan.
         """
         row = VERBS.get(verb)
         if row is None:
@@ -83,12 +85,13 @@ class LifecycleRequests:
             "status": topology.base.status,
         }
         if row.executed_by == "leader" and not body.dry_run:
-            return {"run_id": None, **answer, "status": self._execute(topology, row, fields, epoch)}
+            answer["status"] = self._execute(topology, row, fields, epoch)
+            return {"run_id": None, **answer}
         if not body.dry_run:
             run_id = self._earlier_run(row, topology.base.name, fields, epoch)
             if run_id is not None:
                 return {"run_id": run_id, **answer}
-        # The run decides; a change that is not possible now needs no run.
+        # The run decides. This check only spares a run for a change that is not possible now.
         self._check(row, view, topology, fields, epoch)
         handle = fields.get("handle")
         if handle:
@@ -96,13 +99,15 @@ class LifecycleRequests:
         if body.dry_run:
             plan = self._plan(topology.id, fields, epoch) if row.places_tasks else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
-        return {"run_id": self._launch(topology, row, fields, epoch), **answer}
+        run_id = self._launch(topology, row, fields, epoch)
+        return {"run_id": run_id, **answer}
 
     def _execute(
         self, topology: TopologyView, row: Verb, fields: Mapping[str, Any], epoch: int
     ) -> str:
-        """Make the change in one transaction, its event for Dagster included; the topology's
-        status.
+        """Make the change in one transaction, and return the topology's new status.
+
+        The transaction includes the event for Dagster.
         """
         ctx = dataclasses.replace(self._nimbus.operations(epoch), verb=row.name)
         result = LEADER_OPERATIONS[row.name](ctx, topology.id, **fields)
@@ -146,38 +151,40 @@ class LifecycleRequests:
             self._nimbus.uploads.require(handle)
 
     def _plan(self, topology_id: str, fields: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-        """The plan of the rebalance, by the local planner; its error when it does not fit."""
-        asked = {key: value for key, value in fields.items() if key != "wait_secs"}
+        """Plan the rebalance with the local planner; its error if the plan does not fit."""
+        options = {key: value for key, value in fields.items() if key != "wait_secs"}
         report = rebalance(
-            self._nimbus.operations(epoch), topology_id, **asked, wait_secs=0, dry_run=True
+            self._nimbus.operations(epoch), topology_id, **options, wait_secs=0, dry_run=True
         )
         placement = report.placement
+        workers: list[dict[str, Any]] = []
+        moves: list[Any] = []
+        warnings: list[str] = []
+        if placement is not None:
+            workers = [_planned_worker(document) for document in placement.worker_documents()]
+            moves = moves_document(report.assignment, placement, report.components)
+            warnings = list(placement.warnings)
         return {
             "outcome": report.outcome,
             "moved": report.moved,
             "tasks_added": list(report.tasks_added),
             "tasks_removed": list(report.tasks_removed),
-            "workers": [
-                {key: document[key] for key in ("node", "host", "port", "kept", "tasks")}
-                for document in (placement.worker_documents() if placement else ())
-            ],
-            "moves": moves_document(report.assignment, placement, report.components)
-            if placement
-            else [],
-            "warnings": list(placement.warnings) if placement else [],
+            "workers": workers,
+            "moves": moves,
+            "warnings": warnings,
         }
 
     def relaunch_update(self, record: TokenRecord) -> str:
-        """Launch the run of an update that an earlier leader accepted; the id of the run."""
+        """Launch the run of an update that an earlier leader accepted; return its id."""
         epoch = self._nimbus.status.require()
         topology = topology_by_name(self._nimbus.cluster.load_view(), record.name)
         return self._launch(topology, VERBS["update"], record.request, epoch, is_promised=True)
 
     def relaunch(self, request: str, record: OperationRecord, version: int) -> str:
-        """Launch the run of a change that an earlier leader accepted; the id of the run.
+        """Launch the run of a change that an earlier leader accepted; return its id.
 
-        :class:`Conflict` when its record has no longer the data ``version`` that was judged,
-        :class:`NotAlive` when its topology is gone.
+        :class:`Conflict` if its record no longer has the data ``version`` that was judged,
+        :class:`NotAlive` if its topology is gone.
         """
         epoch = self._nimbus.status.require()
         topology = topology_by_name(self._nimbus.cluster.load_view(), record.topology_id)
@@ -196,10 +203,10 @@ class LifecycleRequests:
         *,
         is_promised: bool = False,
     ) -> str:
-        """Launch the run of the change, once; its id."""
+        """Launch the run of the change, once, and return its id."""
         fields = dict(fields)
         if row.brings_code:
-            # The token identifies the run, so that a repetition makes no other one.
+            # The token identifies the run, so that a repeated request makes no second one.
             fields["token"] = check_token(fields.get("token") or uuid.uuid4().hex)
         request = fields["token"] if row.brings_code else uuid.uuid4().hex
         change = _AcceptedChange(topology, row, fields, request, REQUEST_USER.get())
@@ -219,10 +226,10 @@ class LifecycleRequests:
     def _earlier_run(
         self, row: Verb, name: str, fields: Mapping[str, Any], epoch: int
     ) -> str | None:
-        """The run of an earlier request with the same token, unless it failed.
+        """Return the run of an earlier request with the same token, unless it failed.
 
-        Of a gray upgrade only a run that has not ended: its operation knows the token of each
-        batch.
+        For a gray upgrade only a run that has not ended counts: its operation knows the token of
+        each batch.
         """
         token = fields.get("token")
         if not row.brings_code or token is None:
@@ -249,10 +256,10 @@ class LifecycleRequests:
     def _launch_change(
         self, change: "_AcceptedChange", epoch: int, *, judged: int | None = None
     ) -> str:
-        """Launch the run of a change, whose record is stored before; its id.
+        """Store the record of a change, launch its run, and return the id of the run.
 
-        With ``judged``, the data version of a record that is there, the leader takes the change
-        over: after each error the record stays for its next round.
+        With ``judged``, the data version of an existing record, the leader takes the change over:
+        after each error the record stays for its next round.
         """
         ctx = self._nimbus.operations(epoch)
         request = change.request
@@ -275,7 +282,7 @@ class LifecycleRequests:
             versions: list[int] = []
 
             def write_record() -> None:
-                # Before: a reply that is lost leaves the record.
+                # Noted before the write: a write whose reply is lost leaves the record.
                 attempts.append(True)
                 versions.append(write_change(ctx, request, record, judged))
 
@@ -308,7 +315,7 @@ class LifecycleRequests:
 
     @staticmethod
     def _release(ctx: OperationsContext, request: str) -> bool:
-        """Let no leader launch the run of the change; false if that cannot be stored."""
+        """Store that no leader launches the run of the change; False if that fails."""
         try:
             release_change(ctx, request)
         except StormDagsterError as error:
@@ -322,14 +329,17 @@ class LifecycleRequests:
 
     @staticmethod
     def _note_run(ctx: OperationsContext, request: str, run_id: str) -> None:
-        """Store the run in the record; without it a later leader looks the run up by its tag."""
+        """Store the run in the record.
+
+        If that fails, a later leader looks the run up by its tag.
+        """
         try:
             set_run(ctx, request, run_id)
         except StormDagsterError as error:
             _log.info("run %s is not noted in its record: %s", run_id, error.message)
 
     def _launch_once(self, change: "_AcceptedChange", write_record: Callable[[], None]) -> str:
-        """Launch the run, whose record is written right before."""
+        """Launch the run; its record is written right before."""
         dagster = self._nimbus.dagster
         row = change.row
         name = change.topology.base.name
@@ -354,6 +364,11 @@ class LifecycleRequests:
         )
 
 
+def _planned_worker(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a worker's document that a plan shows."""
+    return {key: document[key] for key in _PLANNED_WORKER_FIELDS}
+
+
 @dataclasses.dataclass(frozen=True)
 class _AcceptedChange:
     """A change that a Dagster run executes."""
@@ -365,4 +380,4 @@ class _AcceptedChange:
     """Identity of the run: the client token of a change that brings code."""
     user: str
     started_secs: int = 0
-    """When it was accepted, epoch seconds; 0: now."""
+    """Time at which it was accepted, epoch seconds; 0 for the present."""

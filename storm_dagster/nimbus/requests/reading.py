@@ -100,7 +100,7 @@ class ClusterReader:
             now_secs=int(time.time()),
             launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
         )
-        degraded = {id_of_blob_key(key) for key in self._nimbus.status.known.lacking}
+        degraded = {id_of_blob_key(key) for key in self._nimbus.status.snapshot.lacking}
         for row in document["topologies"]:
             row["degraded"] = row["id"] in degraded
         return document
@@ -140,7 +140,7 @@ class ClusterReader:
                 raise
             raise NotAlive(
                 f"topology {name!r} is not alive yet, it is {operation_text(rows[0])}: "
-                "ask again when it has finished"
+                "repeat the request when it has finished"
             ) from error
 
     def show(self, name: str) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class ClusterReader:
             ) from None
         except ValueError:
             raise Corrupt(
-                f"blob {key!r} is not valid JSON: rebalance the topology, which writes it again"
+                f"blob {key!r} is not valid JSON: rebalance the topology, which writes a new one"
             ) from None
         if not isinstance(document, dict):
             return {"reasons": document}
@@ -352,25 +352,25 @@ class ClusterReader:
     def health(self) -> dict[str, Any]:
         """``/healthz``; it makes no requests, so that it responds also without ZooKeeper."""
         nimbus = self._nimbus
-        known = nimbus.status.known
+        leadership = nimbus.status.snapshot
         leading = nimbus.status.epoch is not None
         if not nimbus.cluster.session.connected:
             word = "no connection to ZooKeeper"
-        elif leading or known.leader_http:
-            word = "ok" if not known.missing else "degraded"
+        elif leading or leadership.leader_http:
+            word = "degraded" if leadership.missing else "ok"
         else:
             word = "no leader"
         return {
             "status": word,
             "leader": leading,
-            "leader_http": nimbus.identity.http if leading else known.leader_http,
+            "leader_http": nimbus.identity.http if leading else leadership.leader_http,
             "epoch": nimbus.status.epoch,
             "id": nimbus.identity.id,
             "address": nimbus.identity.address,
             "version": nimbus.identity.version,
             "cluster_id": nimbus.cluster.cluster_id(),
             "uptime_secs": nimbus.identity.uptime_secs,
-            "missing": known.missing,
+            "missing": leadership.missing,
         }
 
     def history(self, topology: TopologyView, component: str, day: bool) -> Mapping[str, Any]:
@@ -378,10 +378,10 @@ class ClusterReader:
 
         They are ``{"columns", "interval", "rows"}``, or empty without rings.
         """
-        question = HistoryQuery(component, day)
+        query = HistoryQuery(component, day)
         history, _ = self._history.latest(
             (topology.id, component, day),
-            lambda: self._masters.ask(topology, question),
+            lambda: self._masters.ask(topology, query),
             self._askers,
             _PATIENCE_SECS,
         )

@@ -56,7 +56,7 @@ class WorkerLevels:
             raise Unavailable(
                 f"log levels of topology {topology.base.name!r} are kept, and not yet changed at "
                 f"{', '.join(sorted(silent))}: those workers did not answer and take them when "
-                "they start again; try again"
+                "they restart; repeat the request to change them now"
             )
 
     def current(self, topology: TopologyView) -> dict[str, dict[str, Any]]:
@@ -181,8 +181,8 @@ def dead_letters(
     """Read a page of the dead letters of a spout, or of all spouts.
 
     The page is ``{"id", "letters": [...], "next"}``, like that of :func:`read_state`. With
-    ``replay`` the spouts emit the letters again; letters that were emitted already, or cannot be,
-    are left out.
+    ``replay`` the spouts emit the letters once more; letters that were emitted already, or cannot
+    be, are left out.
     """
     spouts = {
         name: tasks.ids for name, tasks in _components(topology).items() if tasks.type == "spout"
@@ -243,7 +243,7 @@ def _read_pages(
                 component = topology.tasks.component_of().get(task)
             raise Unavailable(
                 f"task {task} of {component!r} does not run at this moment: "
-                "see `explain`, ask again"
+                "see `explain`, then repeat the request"
             )
         entries += [{"task": task, **entry} for entry in page["entries"]]
         if page["next"] is not None:

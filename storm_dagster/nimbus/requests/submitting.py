@@ -44,7 +44,7 @@ class _UnderWay:
 
     token: str
     run_id: str
-    seen: float
+    seen_at: float
     """Time at which the run was last known to be under way, monotonic seconds."""
 
 
@@ -122,12 +122,12 @@ class Submissions:
         launch = self._names.get(name)
         if launch is None or launch.token == token:
             return
-        if time.monotonic() - launch.seen > _POLL_SECS:
+        if time.monotonic() - launch.seen_at > _POLL_SECS:
             run = self._find_run(launch.token)
             if run is None or run.finished:
                 self._names.remove(name)
                 return
-            self._names.put(name, replace(launch, seen=time.monotonic()))
+            self._names.put(name, replace(launch, seen_at=time.monotonic()))
         raise AlreadyAlive(
             f"topology {name!r} is being submitted already (run {launch.run_id}): "
             "wait until it has finished, or choose another name"

@@ -266,7 +266,7 @@ class TakeOver:
         self._nimbus.launches.note_run(key, str(run_id))
 
     def _end(self, ctx: OperationsContext, operation: "_Open") -> None:
-        """End the record as it was read.
+        """End the record, if it still has the version that was read.
 
         A record that was changed since is handled in the next round. The token of a submission
         stays bound to its topology id.
@@ -336,7 +336,7 @@ class TakeOver:
 
 @dataclass(frozen=True)
 class _Open:
-    """Operation that has not ended, and its record as it was read."""
+    """Operation that has not ended, with its record and its version."""
 
     key: str
     """Token or request."""

@@ -62,7 +62,7 @@ class LeaderOutbox:
                 record = decode_record(UnreportedEvents, raw, paths.UNREPORTED)
             except Corrupt as error:
                 _log.error(
-                    "what former leaders did cannot be reported to Dagster: %s", error.message
+                    "the events of former leaders cannot be reported to Dagster: %s", error.message
                 )
         self._record = record
         self._events = list(record.events)
@@ -166,9 +166,7 @@ class LeaderOutbox:
             # Only the leader writes the record, and the epoch proves that it leads: any version.
             ctx.cluster.fenced(ctx.current_epoch()).set(paths.UNREPORTED, record, -1).commit()
         except StormDagsterError as error:
-            _log.warning(
-                "what is to be reported to Dagster is kept in memory only: %s", error.message
-            )
+            _log.warning("events for Dagster are kept in memory only: %s", error.message)
 
     def flush(self, ctx: OperationsContext, dagster: DagsterClient) -> int:
         """Report the events, oldest first, until Dagster does not respond.

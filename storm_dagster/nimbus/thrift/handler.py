@@ -258,7 +258,7 @@ def _level_change(logger: str, entry: Any) -> LevelChange | None:
 def _text(value: str | None) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(
-            "the topology is not named: give its id (or name, where the method asks for one)"
+            "the topology is not named: give its id (or name, if the method takes one)"
         )
     return value
 
@@ -288,7 +288,7 @@ def _refuse_overrides(options: Any) -> None:
         conf = None
     if not isinstance(conf, dict):
         raise InvalidTopology(
-            "topology_conf_overrides is no JSON object: send one, or leave it out"
+            "topology_conf_overrides is not a JSON object: send one, or leave it out"
         )
     overrides = [key for key in sorted(conf) if not key.startswith(("nimbus.", "storm."))]
     resources_by_component = options.topology_resources_overrides or {}

@@ -143,7 +143,7 @@ METHODS: Mapping[str, Method | RefusedMethod] = {
     ),
     # Methods that are not served.
     "setWorkerProfiler": RefusedMethod(
-        "workers here are no JVMs: dump their stacks with the `workers` resource in Dagster"
+        "workers here are not JVMs: dump their stacks with the `workers` resource in Dagster"
     ),
     "uploadNewCredentials": RefusedMethod(
         "credentials are not kept: put them where the workers find them, and "

@@ -101,7 +101,7 @@ class PendingSubmissions:
             self._submissions.submit(asdict(pending), is_promised=True, is_new=True)
 
         try:
-            within(deadline, submit, f"the launch of {pending.name}, which is tried again and")
+            within(deadline, submit, f"the launch of {pending.name}, which is retried and")
         except Late:
             # The caller has its answer: after an outage of Dagster the launch is retried.
             return False
@@ -166,7 +166,7 @@ def within(deadline: float, work: Callable[[], T], title: str) -> T:
     if not wait([future], max(0.0, deadline - time.monotonic())).done:
         future.add_done_callback(log_failure)
         raise Late(
-            f"{title} is still being started, because Dagster takes its time: check whether the "
+            f"{title} is still being started, because Dagster is slow: check if the "
             "topology appears before you try again"
         )
     return future.result()

@@ -100,7 +100,7 @@ class Access:
     def _check(self, peer: ThriftPeer, method: str, arguments: Sequence[object]) -> None:
         if peer.user is None:
             raise NotAuthenticated(
-                "this cluster asks who you are, and Thrift's calls carry no secret: set "
+                "this cluster requires authentication, and Thrift's calls carry no secret: set "
                 "storm.tls.* and show a client certificate, or use storm-dagster's command line or "
                 "REST"
             )

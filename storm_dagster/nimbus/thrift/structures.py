@@ -48,7 +48,7 @@ def read_topology_struct(topology: Any, name: str) -> TopologySpec:
     if archives:
         raise InvalidTopology(
             f"topology {name!r} depends on {len(archives)} further archives ({archives[0]!r:.80}): "
-            "put what it needs into its own"
+            "put their files into its own archive"
         )
     try:
         spouts = {

@@ -121,8 +121,8 @@ def claim_change(
             return
         if stored[0].run_id:
             raise Conflict(
-                f"run {stored[0].run_id} executes this change (record {path}): this run does "
-                "nothing; to execute it again, launch the run without its tag storm/request"
+                f"run {stored[0].run_id} executes this change (record {path}): this run has "
+                "no effect; to repeat the change, launch the run without its tag storm/request"
             )
         if _update(ctx, request, stored, {"run_id": run_id}):
             return

@@ -169,12 +169,10 @@ def _workers(place: ClusterPlace) -> Iterator[HealthResult]:
     if place.conf.get("supervisor.run.worker.as.user"):
         yield "ok", "workers run under users of their own", ""
         return
-    remedy = (
-        "let only administrators submit, or give each team its own cluster under a user of its own"
-    )
+    remedy = "let only administrators submit, or give each team its own cluster and its own user"
     yield (
         "warning",
-        "WORKERS RUN AS THE DAEMONS' USER: WHOEVER MAY SUBMIT IS AN ADMINISTRATOR",
+        "WORKERS RUN AS THE DAEMONS' USER: EVERY USER WITH SUBMIT RIGHTS IS AN ADMINISTRATOR",
         remedy,
     )
 

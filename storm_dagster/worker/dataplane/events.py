@@ -63,7 +63,7 @@ class EventDelivery:
     """Event outbox of a worker.
 
     Used only by the loop, except :meth:`on_response`. An event is like a tuple anchored to the
-    current one. It keeps the tree open until Dagster has stored the event, at whatever time the
+    current one. It keeps the tree open until Dagster has stored the event, no matter when the
     bolt acks. If the worker dies before, the tuple is replayed.
     """
 

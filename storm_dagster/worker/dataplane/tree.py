@@ -42,7 +42,7 @@ class Tree(msgspec.Struct, eq=False, gc=False):
     """Tuples here that are neither acked nor failed."""
     root: int
     val: int
-    """XOR of its own edge (0 at the spout) and of all edges to other workers below it."""
+    """XOR of its edge (0 at the spout) and of all edges to other workers below it."""
     origin: Any = None
     """The spout's runner, if the root is a tuple of a spout of this worker."""
     parents: Any = None

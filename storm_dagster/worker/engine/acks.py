@@ -270,7 +270,7 @@ class AckExchange:
     def _notify(self, verdict: str, task: int, roots: list[int]) -> bool:
         """Notify a spout or windowed task of a verdict on its trees.
 
-        Task 0 stands for all of them. Returns True if one of them is here.
+        Task 0 means all of them. Returns True if one of them is here.
         """
         is_here = False
         for number in (task,) if task else list(self.runners):

@@ -29,7 +29,7 @@ _LARGE_BYTES = 2048
 _REFRESH_SECS = 1.0
 _MIN_REPORTED_LOAD = 0.05
 _ALL = "*"
-"""Stands for all components, from a peer of an older release, which does not name components."""
+"""All components, from a peer of an older release, which does not name components."""
 
 
 class Pressure:

@@ -204,7 +204,7 @@ class ClusterSync:
             # A wiped or replaced ensemble raises here, and the worker pauses instead of exiting.
             cluster.check_cluster_id()
             is_removed = base is None or base.status == "KILLED"
-            reason = "does not exist any more" if is_removed else "has no assignment"
+            reason = "no longer exists" if is_removed else "has no assignment"
             self._supersede(f"topology {spec.topology_id} {reason}")
             return False
         assignment = versioned[0]

@@ -126,7 +126,7 @@ class Watchdog:
         error = BlockedLoop(
             f"component {runner.component!r} has not returned for {now - self._since:.0f} s, and "
             "all other tasks of its worker wait for it: set blocking = True on its class (it then "
-            f"has a thread of its own), or make process async. It is at:\n{stack}"
+            f"has its own thread), or make process async. It is at:\n{stack}"
         )
         self.shared.report(runner.task_id, runner.component, error, "blocked")
 
@@ -142,7 +142,7 @@ class Watchdog:
                 if key not in reported:
                     error = BlockedLoop(
                         f"{method} of component {runner.component!r} has not returned for "
-                        f"{now - start:.0f} s, and its task stands still: give its requests a "
+                        f"{now - start:.0f} s, and its task does not advance: give its requests a "
                         f"timeout. It is at:\n{stack}"
                     )
                     self.shared.report(runner.task_id, runner.component, error, "stuck")

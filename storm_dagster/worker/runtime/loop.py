@@ -387,7 +387,7 @@ class Loop:
         if request.history is not None:
             if self.engine.master is None:
                 raise Unavailable(
-                    "the topology master does not run in this worker now: ask again in a moment"
+                    "the topology master does not run in this worker now: repeat the request in a moment"
                 )
             return self.engine.master.table.history.answer(request.history)
         return {"pid": os.getpid(), "status": self.status()}
@@ -396,7 +396,7 @@ class Loop:
         runner = self.engine.runners.get(query.task)
         if not isinstance(runner, SpoutBase) or runner.status != "running":
             raise Unavailable(
-                f"spout task {query.task} is not open in this worker now: ask again in a moment"
+                f"spout task {query.task} is not open in this worker now: repeat the request in a moment"
             )
         return runner.letters.answer(query)
 
@@ -404,7 +404,7 @@ class Loop:
         runner = self.engine.runners.get(query.task)
         if runner is None or runner.status != "running":
             raise Unavailable(
-                f"task {query.task} is not open in this worker now: ask again in a moment"
+                f"task {query.task} is not open in this worker now: repeat the request in a moment"
             )
         if runner.state is None:
             raise InvalidRequest(

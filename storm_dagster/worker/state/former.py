@@ -120,7 +120,7 @@ def damaged_database(path: Path, target: Path, reason: str) -> Corrupt:
     """Error that names a quarantined database."""
     return Corrupt(
         f"the state in {path} {reason}, and is kept as {target.name}: put a copy that is whole in "
-        f"its place, or move {target.name} to another folder to start the task with nothing"
+        f"its place, or move {target.name} to another folder to start the task with empty state"
     )
 
 

@@ -144,7 +144,7 @@ class KeyedState:
 
 
 def _restore(target: MutableMapping[Any, Any], key: Any, value: Any) -> None:
-    """Set or remove an entry, as it was before a change."""
+    """Restore an entry to its value before a change."""
     if value is _ABSENT:
         target.pop(key, None)
     else:

@@ -62,7 +62,7 @@ def _write_blob(nimbus: Nimbus, key: str, request: Request) -> Response:
     if sha256 is not None:
         stored = nimbus.blobs.put_content(key, check_sha256(sha256), terms)
         if stored is None:
-            raise KeyNotFound(f"content {sha256} is not stored (any more): send its bytes")
+            raise KeyNotFound(f"content {sha256} is not (or no longer) stored: send its bytes")
         meta, copies = stored
     else:
         path, actual = _received(nimbus, request)

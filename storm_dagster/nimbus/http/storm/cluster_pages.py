@@ -132,7 +132,7 @@ class ClusterPages:
         :class:`KeyNotFound` when no live supervisor has the id or host.
         """
         if id is None and host is None:
-            raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
+            raise InvalidRequest("no supervisor is named: give ?id= or ?host=")
         view = self._reader.view()
         links = Links(view)
         snapshots = supervisors_of(view, now_secs=int(time.time()), workers=True)

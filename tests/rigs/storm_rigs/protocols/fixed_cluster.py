@@ -469,7 +469,7 @@ class FixedCluster:
             ),
             leadership=SimpleNamespace(current=lambda: None, followers=dict),
             status=SimpleNamespace(
-                epoch=4, known=SimpleNamespace(lacking=(), missing=0, leader_http="")
+                epoch=4, snapshot=SimpleNamespace(lacking=(), missing=0, leader_http="")
             ),
             operations=lambda epoch: context,
             shown_view=lambda: self.view,
