@@ -145,7 +145,7 @@ class EventDelivery:
     def drop(self) -> None:
         """Report the events that are lost when the worker ends, since no replay repeats them."""
         for entry in self.outbox.entries():
-            if entry.alone:
+            if entry.without_tuple:
                 why = "it has no tuple to be replayed, and the worker ends"
                 error = Unavailable(
                     f"the {entry.event.kind} of {entry.event.asset!r} is lost: {why}"
