@@ -261,16 +261,17 @@ def test_a_batch_whose_place_others_take_comes_again(
     endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever connects all the time drops Spark's own connection before it has proved anything."""
-    hang_up, dropped = endpoint._hang_up, []
+    disconnect = endpoint._disconnect
+    dropped = []
 
     def drop(connection: Connection) -> None:
         dropped.append(connection)
         if len(dropped) == 3:
             monkeypatch.undo()
-        hang_up(connection)
+        disconnect(connection)
 
-    monkeypatch.setattr(endpoint, "_hang_up", drop)
-    monkeypatch.setattr(spark_bridge, "_MOST_UNKNOWN", 0)
+    monkeypatch.setattr(endpoint, "_disconnect", drop)
+    monkeypatch.setattr(spark_bridge, "_MAX_UNKNOWN", 0)
     batch = Delivery(endpoint, WORDS)
     for _ in range(8):
         endpoint.ack(take(endpoint)[0])

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Set
 from datetime import datetime, timezone
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.api.bolts import Bolt
@@ -28,28 +29,29 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MAX_PAUSE_SECS = 2.0
 _MAX_ALONE = 3
-"""Rows that are tried alone. If all of them raise, the function is at fault."""
+"""Rows that are tried alone; if all of them raise, the function is at fault."""
 _MAX_LOSSES = 5
 """Times that Spark is lost while it runs one batch, before the batch fails as the cause."""
 
 
 class SparkBolt(Bolt):
-    """Bolt that runs a function on micro-batches of tuples as DataFrames, on the cluster's Spark.
+    """Bolt that runs a function on micro-batches of tuples as DataFrames.
 
-    ``function`` names ``"module:function"``, called as ``function(frame, **args)`` with a DataFrame
-    whose columns are ``schema`` (Spark DDL; without it, the fields of the input's stream with types
-    that Arrow infers). It returns ``None``, or a DataFrame with a column for each of the bolt's
-    ``outputs``; its rows are emitted, anchored to the whole batch.
+    It runs on the cluster's Spark. ``function`` names ``"module:function"``, called as
+    ``function(frame, **args)`` with a DataFrame whose columns are ``schema`` (Spark DDL; without
+    it, the fields of the input's stream with types that Arrow infers). It returns ``None``, or a
+    DataFrame with a column for each of the bolt's ``outputs``; its rows are emitted, anchored to
+    the whole batch.
 
     A batch is cut at ``batch_tuples`` tuples, at ``batch_bytes`` bytes of strings and bytes in them
     (each other value counts as eight), or after ``batch_secs`` seconds. Its tuples are acked when
     the function has returned and its rows are emitted. If it raises, it is called with the halves
-    of the batch, and so on: a tuple whose row raises alone fails, and the rest is acked. All fail
-    if the result is not of that form, or the first three rows tried alone raise.
+    of the batch, and so on: a tuple whose row raises alone fails, and the others are acked. All
+    fail if the result is not of that form, or the first three rows tried alone raise.
 
-    While Spark is away, the task keeps the batch and takes no tuples: spouts are held back, no
-    message timeout runs, and the error is reported once a minute. The batch is processed when Spark
-    answers again.
+    While Spark is unreachable, the task keeps the batch and takes no tuples: spouts are held back,
+    no message timeout runs, and the error is reported once a minute. The batch is processed when
+    Spark responds.
 
     A function with a parameter ``context`` gets the task's, with the batch's ``batch_id``.
     """
@@ -82,16 +84,22 @@ class SparkBolt(Bolt):
         self._since = 0.0
         self._pauses = Backoff(0.1, _MAX_PAUSE_SECS)
         self._session: Any = None
-        self._done = self._failed = self._bad = 0
+        self._processed = 0
+        """Number of batches of which all rows were processed."""
+        self._failed = 0
+        """Number of batches of which a row failed."""
+        self._bad = 0
+        """Number of rows that failed alone."""
         self._errors = spark_session.ErrorsOnce(self)
         self._retries = TargetRetries(self)
         self._losses = 0
-        """Times that Spark was lost while it ran the batch that is kept."""
+        """Number of times that Spark was lost while it ran the kept batch."""
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Conf of a tick every ``batch_secs``, so that the last tuples of a quiet stream are
-        processed.
+        """Conf of a tick every ``batch_secs``.
+
+        It lets the last tuples of a quiet stream be processed.
         """
         return {"topology.tick.tuple.freq.secs": float(args.get("batch_secs", 1.0))}
 
@@ -112,39 +120,41 @@ class SparkBolt(Bolt):
             self._fields = []
         self._function = spark_session.resolve_function(self.function)
         self._takes_context = "context" in [*inspect.signature(self._function).parameters][1:]
-        # The tuples of the batch would time out while it is divided further.
-        self._most_secs = float(conf.get("topology.message.timeout.secs") or 30) / 2
+        # The tuples of a batch would time out while it is divided further.
+        self._max_secs = float(conf.get("topology.message.timeout.secs") or 30) / 2
 
     def process(self, tup: Tuple) -> None:
         """Add the tuple to the batch, and run the batch when it is full or old enough."""
         if tup.stream.startswith(FUSED):
-            self._fail(
-                [tup],
-                Unavailable(f"{self._where}: a tuple is not for {self.function}: {OTHER_WAY}"),
-            )
+            text = f"{self._where}: a tuple is not for {self.function}: {OTHER_WAY}"
+            self._fail([tup], Unavailable(text))
             return
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting.append(tup)
         full = len(self._waiting) >= self.batch_tuples
         if self.batch_bytes is not None:
-            self._bytes += sum(len(v) if isinstance(v, str | bytes) else 8 for v in tup.values)
+            for value in tup.values:
+                self._bytes += len(value) if isinstance(value, str | bytes) else 8
             full = full or self._bytes >= self.batch_bytes
         if self._is_full:
-            # The task ends: its tuples are given back.
+            # The task ends, and its tuples fail.
             return
         if full or time.monotonic() - self._since >= self.batch_secs:
             self._run_batch()
 
     def process_tick(self, tup: Tuple) -> None:
-        """Run a batch that has waited long enough (the spec sets a tick of ``batch_secs``)."""
+        """Run a batch that has waited long enough.
+
+        The spec sets a tick of ``batch_secs``.
+        """
         if self._is_full:
             self._make_room()
         elif self._waiting and time.monotonic() - self._since >= self.batch_secs * 0.9:
             self._run_batch()
 
     def _make_room(self) -> None:
-        """Process the batch that was kept, if Spark answers again."""
+        """Process the kept batch, if Spark responds."""
         if not self._retries.is_due():
             return
         try:
@@ -152,91 +162,103 @@ class SparkBolt(Bolt):
         except Unavailable as error:
             self._await_spark(self._waiting, error)
             return
-        number = len(self._waiting)
         _log.info(
-            "%s: Spark answers again, and gets the %d tuples that waited", self._where, number
+            "%s: Spark answers again, and gets the %d tuples that waited",
+            self._where,
+            len(self._waiting),
         )
         self._run_batch()
 
-    def _await_spark(self, kept: list[Tuple], error: Unavailable) -> None:
-        """Keep these tuples, accept no others until Spark answers, and report it once a minute."""
-        self._waiting = kept
+    def _await_spark(self, tuples: list[Tuple], error: Unavailable) -> None:
+        """Keep these tuples and take no others until Spark responds.
+
+        The error is reported once a minute.
+        """
+        self._waiting = tuples
         self._retries.wait()
         if self._retries.may_report("Spark"):
             began = datetime.fromtimestamp(self._retries.since_ms // 1000, timezone.utc)
-            waiting = f"{len(kept)} tuples wait since {began:%Y-%m-%d %H:%M:%S} UTC"
+            waiting = f"{len(tuples)} tuples wait since {began:%Y-%m-%d %H:%M:%S} UTC"
             state = f"{self._where}: {waiting}, and no others are taken until Spark answers"
             self.raise_exception(Unavailable(f"{state}: {error.message}"))
 
     def _run_batch(self) -> None:
-        """Run the batch, and then the halves of each part that raises, until the rows that raise
-        alone are known.
+        """Run the batch, and then the halves of each part that raises.
 
-        If the first rows tried alone all raise, the function is at fault and not a row: the batch
-        fails as a whole.
+        This ends when the rows that raise alone are known. If the first rows tried alone all raise,
+        the function is at fault and not a row: the batch fails as a whole.
         """
         # The batch stays in ``_waiting``: if the function ends the process, its tuples fail when
         # the task restarts.
         batch = self._waiting
         began = time.monotonic()
-        parts, bad, acked = [batch], [], 0
-        first: Exception | None = None
+        parts: list[list[Tuple]] = [batch]
+        bad: list[tuple[Tuple, Exception]] = []
+        acked = 0
+        first_error: Exception | None = None
         acked_ids: set[int] = set()
         while parts and (acked or len(bad) < _MAX_ALONE):
             part = parts.pop()
             try:
-                session = self._session = spark_session.worker_session(
+                session = spark_session.worker_session(
                     self._conf, self._archive, cluster_servers=self._servers
                 )
+                self._session = session
             except Unavailable as error:
                 self._await_spark(_without(batch, acked_ids), error)
                 return
             except Exception as error:
                 # The conf names no Spark, or pyspark is not installed.
-                first = error
+                first_error = error
                 parts.append(part)
                 break
             try:
                 self._run_part(part, session)
             except Exception as error:
-                if self._lost_spark(error, ask=first is None):
+                if self._lost_spark(error, probe=first_error is None):
                     spark_session.drop_worker_session(self._conf, session)
                     error = spark_session.outage(self._conf, error)
                     self._losses += 1
                     if self._losses < _MAX_LOSSES:
                         self._await_spark(_without(batch, acked_ids), error)
                         return
-                first = first or error
+                first_error = first_error or error
                 if self._emitted or isinstance(error, Unavailable | _WrongResult):
                     parts.append(part)
                     break
                 if len(part) == 1:
                     bad.append((part[0], error))
                     if not acked and parts:
-                        # The next row alone is from the other end: neighbors are often bad
+                        # The next row alone is the last of the batch: neighbors are often bad
                         # together.
-                        last = parts.pop(0)
-                        parts = [last[:-1], *parts, last[-1:]] if len(last) > 1 else [*parts, last]
+                        last_part = parts.pop(0)
+                        if len(last_part) > 1:
+                            parts.insert(0, last_part[:-1])
+                        parts.append(last_part[-1:])
                     continue
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
-                if time.monotonic() - began > self._most_secs:
+                if time.monotonic() - began > self._max_secs:
                     break
             else:
                 self._bound().ack_all(part)
                 acked += len(part)
                 acked_ids.update(map(id, part))
-        self._waiting, self._bytes, self._losses = [], 0, 0
+        self._waiting = []
+        self._bytes = 0
+        self._losses = 0
         self._retries.end()
         self._is_full = False
         if not acked and len(batch) > 1:
-            parts, bad = [batch], []
+            parts = [batch]
+            bad = []
         for tup, error in bad:
             self._fail([tup], self._bad_row(tup, error))
-        if first is None:
+        if first_error is None:
             self._errors.clear()
         elif parts or not bad:
-            self._fail([tup for part in reversed(parts) for tup in part], first)
+            untried = list(chain.from_iterable(reversed(parts)))
+            self._fail(untried, first_error)
         if parts or bad:
             self._failed += 1
             self._bad += len(bad)
@@ -246,22 +268,22 @@ class SparkBolt(Bolt):
             time.sleep(self._pauses.next_pause())
             return
         self._pauses.reset()
-        self._done += 1
-        self.report_metric("batches", self._done)
+        self._processed += 1
+        self.report_metric("batches", self._processed)
         self.report_metric("batch_tuples", acked)
         self.report_metric("batch_ms", round((time.monotonic() - began) * 1000, 1))
 
-    def _lost_spark(self, error: Exception, ask: bool) -> bool:
+    def _lost_spark(self, error: Exception, probe: bool) -> bool:
         """True if the error of a part comes from an outage of Spark.
 
-        Otherwise the function or a row is at fault. Spark is asked if the error reads like an
-        outage, or with ``ask``: a function may hide what it caught.
+        Otherwise the function or a row is at fault. Spark is probed if the error reads like an
+        outage, or with ``probe``: a function may hide the error that it caught.
         """
         if isinstance(error, _WrongResult):
             return False
         if spark_session.is_session_loss(error, self._session):
             return True
-        if not ask or isinstance(error, StormDagsterError):
+        if not probe or isinstance(error, StormDagsterError):
             return False
         return not spark_session.answers(self._session)
 
@@ -270,14 +292,11 @@ class SparkBolt(Bolt):
         table = self._table(part)
         args = self.function_args
         if self._takes_context:
-            values = repr([tup.values for tup in part])
-            self._context.batch_id = hashlib.blake2b(
-                values.encode(errors="surrogatepass"), digest_size=16
-            ).hexdigest()
+            values = repr([tup.values for tup in part]).encode(errors="surrogatepass")
+            self._context.batch_id = hashlib.blake2b(values, digest_size=16).hexdigest()
             args = {"context": self._context, **args}
-        rows = self._rows(
-            self._function(session.createDataFrame(table, self._types(session)), **args)
-        )
+        frame = session.createDataFrame(table, self._types(session))
+        rows = self._rows(self._function(frame, **args))
         # One joint anchor: each row belongs to all tuples of the part.
         anchors = [self._bound().joint(part)] if rows else []
         for values in rows:
@@ -296,37 +315,40 @@ class SparkBolt(Bolt):
         row = dict(zip(self._column_names(tup), tup.values, strict=False))
         cause = spark_session.innermost(error)
         return InvalidRequest(
-            f"{self._where}: {self.function} fails with the row {row!r:.300} alone, whose tuple fails ({cause})"
+            f"{self._where}: {self.function} fails with the row {row!r:.300} alone, whose tuple "
+            f"fails ({cause})"
         )
 
     def _rows(self, result: Any) -> list[list[Any]]:
-        """The rows to emit; :class:`InvalidTopology` unless the function returned what the outputs
-        declare.
+        """The rows to emit.
+
+        Raises :class:`InvalidTopology` unless the result has the declared outputs.
         """
         if result is None:
             return []
         if not hasattr(result, "toArrow"):
             raise _WrongResult(
-                f"{self._where}: {self.function} returns {type(result).__name__}: return a DataFrame, or None"
+                f"{self._where}: {self.function} returns {type(result).__name__}: return a "
+                "DataFrame, or None"
             )
         if not self._fields:
             raise _WrongResult(
-                f"{self._where}: {self.function} returns a DataFrame, but the bolt declares no outputs: declare "
-                f"outputs={list(result.columns)}, or return None"
+                f"{self._where}: {self.function} returns a DataFrame, but the bolt declares no "
+                f"outputs: declare outputs={list(result.columns)}, or return None"
             )
         missing = [name for name in self._fields if name not in result.columns]
         if missing:
             raise _WrongResult(
-                f"{self._where}: {self.function} returns columns {list(result.columns)}, the bolt declares "
-                f"{self._fields}: add {missing} to the DataFrame, or change outputs"
+                f"{self._where}: {self.function} returns columns {list(result.columns)}, the bolt "
+                f"declares {self._fields}: add {missing} to the DataFrame, or change outputs"
             )
         if result.columns != self._fields:
             result = result.select(*self._fields)
-        # Over Connect each frame requests its columns once, and sends the batch along.
+        # Over Connect, each frame requests its columns once, with the batch in the request.
         return rows_of(result.toArrow())
 
     def _types(self, session: Any) -> Any:
-        # The server parses the schema: once, not with each batch.
+        # The server parses the schema once, not with each batch.
         if self.schema and self._struct is None:
             self._struct = session.createDataFrame([], self.schema).schema
         return self._struct
@@ -337,13 +359,14 @@ class SparkBolt(Bolt):
     def _table(self, batch: list[Tuple]) -> "pa.Table":
         import pyarrow
 
-        columns, *others = map(
-            self._column_names, {(tup.component, tup.stream): tup for tup in batch}.values()
-        )
-        if any(other != columns for other in others):
-            fields = " and ".join(map(str, [columns, *others]))
+        by_stream = {(tup.component, tup.stream): tup for tup in batch}
+        columns_of_streams = [self._column_names(tup) for tup in by_stream.values()]
+        columns = columns_of_streams[0]
+        if any(names != columns for names in columns_of_streams):
+            fields = " and ".join(map(str, columns_of_streams))
             raise _WrongResult(
-                f"{self._where}: {self.function} reads the fields {fields}: name its columns in schema"
+                f"{self._where}: {self.function} reads the fields {fields}: name its columns in "
+                "schema"
             )
         try:
             values = list(zip(*(tup.values for tup in batch), strict=True))
@@ -351,8 +374,9 @@ class SparkBolt(Bolt):
             values = []
         if len(values) != len(columns):
             raise InvalidTopology(
-                f"{self._where}: {self.function} takes {len(columns)} columns ({', '.join(columns)}), its tuples have "
-                f"{len(batch[0].values)} values: name as many in schema"
+                f"{self._where}: {self.function} takes {len(columns)} columns "
+                f"({', '.join(columns)}), its tuples have {len(batch[0].values)} values: name as "
+                "many in schema"
             )
         arrays = []
         for name, column in zip(columns, values, strict=True):
@@ -360,8 +384,8 @@ class SparkBolt(Bolt):
                 arrays.append(pyarrow.array(column))
             except (pyarrow.ArrowException, TypeError, OverflowError) as error:
                 raise InvalidTopology(
-                    f"{self._where}: the values of column {name!r} have different types ({error}): emit values of one "
-                    "type, or None"
+                    f"{self._where}: the values of column {name!r} have different types ({error}): "
+                    "emit values of one type, or None"
                 ) from None
         return pyarrow.Table.from_arrays(arrays, names=columns)
 
@@ -375,14 +399,21 @@ def _without(batch: list[Tuple], acked_ids: Set[int]) -> list[Tuple]:
 
 
 class _WrongResult(InvalidTopology):
-    """The function's result, or what it reads, is wrong whatever the rows are."""
+    """Error of the function's result or input that does not depend on the rows."""
 
 
 def columns_of(schema: str) -> list[str]:
-    """Column names of a Spark DDL schema; commas within ``<...>`` and ``(...)`` belong to types."""
-    parts, depth = [""], 0
+    """Column names of a Spark DDL schema.
+
+    Commas within ``<...>`` and ``(...)`` belong to types.
+    """
+    parts = [""]
+    depth = 0
     for letter in schema:
-        depth += (letter in "<(") - (letter in ">)")
+        if letter in "<(":
+            depth += 1
+        elif letter in ">)":
+            depth -= 1
         if letter == "," and not depth:
             parts.append("")
         else:

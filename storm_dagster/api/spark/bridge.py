@@ -1,10 +1,10 @@
-"""Transfer of Structured Streaming micro-batches from the Spark server to workers, with acks.
+"""Transfer of micro-batches from the Spark server to workers, with acks.
 
-Over Spark Connect ``foreachBatch`` runs beside the server, not in the worker. So the function
-shipped there connects to an endpoint of the worker, authenticates by the endpoint's secret (HMAC
-challenge of ``multiprocessing.connection``; only raw bytes are sent and read, nothing is
+Over Spark Connect ``foreachBatch`` runs beside the server, not in the worker. The function that is
+shipped there connects to an endpoint of the worker. It authenticates by the endpoint's secret (HMAC
+challenge of ``multiprocessing.connection``; only raw bytes are sent and read, no object is
 unpickled), streams the batch as Arrow IPC, and returns when the worker has acked every row. Only
-then does Spark commit the batch to its checkpoint: at least once, end to end.
+then Spark commits the batch to its checkpoint: at least once, end to end.
 """
 
 import contextlib
@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_WAIT, _DONE, _MORE, _END = b"wait", b"done", b"more", b""
+_WAIT = b"wait"
+_DONE = b"done"
+_MORE = b"more"
+_END = b""
 _KEEPALIVE_SECS = 2.0
 _CHUNK_BYTES = 32 * 1024 * 1024
-_MOST_CHUNK_BYTES = 60 * 1024 * 1024
-"""A row becomes a tuple, which has to fit into a frame between workers (``MAX_FRAME_BYTES``)."""
-_MOST_UNKNOWN = 16
+_MAX_CHUNK_BYTES = 60 * 1024 * 1024
+"""A row becomes a tuple, which must fit into a frame between workers (``MAX_FRAME_BYTES``)."""
+_MAX_UNKNOWN = 16
 """Connections that have not proved that they know the secret; one more drops the oldest."""
 _PROOF_SECS = 10.0
 
@@ -47,17 +50,17 @@ def make_deliver(
     chunk_bytes: int = _CHUNK_BYTES,
     tables: Callable[[Any, int], list[tuple[str, Any]]] | None = None,
 ) -> Callable[[Any, int], None]:
-    """Create the ``foreachBatch`` function for the endpoint of the task that owns the query.
+    """Create the ``foreachBatch`` function for the endpoint of the query's owner.
 
-    That endpoint names those of the other tasks; chunks of rows go to any that is ready, and the
-    function returns when all have acked all their rows. A chunk above ``chunk_bytes`` is divided.
-    ``tables`` makes the Arrow tables of a batch and names their streams; else it is its
-    ``columns``, on the default stream.
+    That endpoint names those of the other tasks. Chunks of rows go to any endpoint that is ready,
+    and the function returns when all have acked all their rows. A chunk above ``chunk_bytes`` is
+    divided. ``tables`` makes the Arrow tables of a batch and names their streams; the default is
+    one table of the ``columns``, on the default stream.
 
     It is nested on purpose: Spark ships a nested function by value, so that the server needs only
     pyarrow, and not this package.
     """
-    most_bytes = max(chunk_bytes, _MOST_CHUNK_BYTES)
+    max_bytes = max(chunk_bytes, _MAX_CHUNK_BYTES)
 
     def deliver(frame: Any, batch_id: int) -> None:
         import json as json_
@@ -65,6 +68,7 @@ def make_deliver(
         import os as os_
         import socket as socket_
         import time as time_
+        from collections import deque as deque_
         from multiprocessing import AuthenticationError as WrongSecret
         from multiprocessing.connection import Client
 
@@ -79,7 +83,7 @@ def make_deliver(
                 connection = Client(address, authkey=secret)
                 connections.append(connection)
                 with socket_.socket(fileno=os_.dup(connection.fileno())) as link:
-                    # A message goes out as its length and its bytes: the second would wait 40 ms
+                    # A message is sent as its length and its bytes: the second would wait 40 ms
                     # for the first.
                     link.setsockopt(socket_.IPPROTO_TCP, socket_.TCP_NODELAY, 1)
                 connection.send_bytes(hello)
@@ -89,7 +93,7 @@ def make_deliver(
                     )
                 return json_.loads(connection.recv_bytes(65536))
             except (EOFError, ConnectionResetError, BrokenPipeError):
-                # Others that connect all the time took its place before it was known.
+                # Other clients connect continually and displaced it before its proof.
                 connections[:] = before
                 if tries == 1:
                     raise
@@ -97,93 +101,101 @@ def make_deliver(
             return join(address, tries - 1)
 
         try:
-            others = join((host, port))
-            found = (
-                tables(frame, batch_id)
-                if tables
-                else [("default", frame.select(*columns).toArrow())]
-            )
-            for other in others if any(table.num_rows for _, table in found) else ():
+            peers = join((host, port))
+            if tables:
+                batch_tables = tables(frame, batch_id)
+            else:
+                batch_tables = [("default", frame.select(*columns).toArrow())]
+            if not any(table.num_rows for _, table in batch_tables):
+                peers = []
+            for peer in peers:
                 try:
-                    join((str(other[0]), int(other[1])))
+                    join((str(peer[0]), int(peer[1])))
                 except (OSError, EOFError, WrongSecret) as error:
-                    # It moved, or does not know this run yet: the others get the rows.
+                    # It moved, or does not know this run yet: the other endpoints get the rows.
                     logging_.getLogger("storm_dagster.spark").info(
-                        "%s takes no rows: %s", other, error
+                        "%s takes no rows: %s", peer, error
                     )
-            waiting = []
-            for stream, table in found[::-1]:
+            # Parts in the order in which they are sent.
+            waiting = deque_()
+            for stream, table in batch_tables:
                 size = max(1, min(chunk_rows, -(-table.num_rows // len(connections))))
                 table = table.replace_schema_metadata({"stream": stream})
-                waiting += [table.slice(at, size) for at in range(0, table.num_rows, size)][::-1]
-            ready, busy = list(connections), []
+                for start in range(0, table.num_rows, size):
+                    waiting.append(table.slice(start, size))
+            ready = list(connections)
+            busy = []
             while waiting or busy:
                 while waiting and ready:
-                    part = waiting.pop()
+                    part = waiting.popleft()
                     if part.nbytes > chunk_bytes and part.num_rows > 1:
-                        waiting += [
-                            part.slice(part.num_rows // 2),
-                            part.slice(0, part.num_rows // 2),
-                        ]
+                        middle = part.num_rows // 2
+                        waiting.appendleft(part.slice(middle))
+                        waiting.appendleft(part.slice(0, middle))
                         continue
                     part = part.combine_chunks()
                     sink = arrow.BufferOutputStream()
                     with arrow.ipc.new_stream(sink, part.schema) as writer:
                         writer.write_table(part)
                     data = sink.getvalue()
-                    if data.size > most_bytes:
+                    if data.size > max_bytes:
                         raise ValueError(
-                            f"a row of micro-batch {batch_id} has {data.size:,} bytes, a worker takes {most_bytes:,}: "
-                            "filter it or cut its columns in the source function"
+                            f"a row of micro-batch {batch_id} has {data.size:,} bytes, a worker "
+                            f"takes {max_bytes:,}: filter it or cut its columns in the source "
+                            "function"
                         )
                     connection = ready.pop(0)
                     connection.send_bytes(data.to_pybytes())
                     busy.append(connection)
-                # A worker asks for more when it has emitted its rows: back pressure reaches Spark.
-                for connection in _await_answer(busy, b"more"):
+                # A worker requests more when it has emitted its rows: back pressure reaches Spark.
+                for connection in await_reply(busy, b"more"):
                     busy.remove(connection)
                     ready.append(connection)
             for connection in connections:
                 connection.send_bytes(b"")
             busy = list(connections)
             while busy:
-                for connection in _await_answer(busy, b"done"):
+                for connection in await_reply(busy, b"done"):
                     busy.remove(connection)
         finally:
             for connection in connections:
                 connection.close()
 
-    def _await_answer(busy: list[Any], wanted: bytes) -> list[Any]:
-        """Wait for ``wanted``, and return the connections that sent it; others may send
-        keepalives.
+    def await_reply(busy: list[Any], expected: bytes) -> list[Any]:
+        """Wait for the expected reply, and return the connections that sent it.
+
+        Other connections may send keepalives.
         """
         import time as time_
         from multiprocessing.connection import wait
 
-        last_answer = dict.fromkeys(busy, time_.monotonic())
+        replied_at = dict.fromkeys(busy, time_.monotonic())
         while True:
-            ready_now: list[Any] = wait(busy, 5)
-            answers = [(connection, connection.recv_bytes(16)) for connection in ready_now]
-            if any(answer not in (wanted, b"wait") for _, answer in answers):
-                raise RuntimeError(
-                    "a worker of this SparkSpout gave the batch up; it will be repeated"
-                )
-            now = time_.monotonic()
-            last_answer.update((connection, now) for connection, _ in answers)
+            readable: list[Any] = wait(busy, 5)
+            ready: list[Any] = []
+            for connection in readable:
+                reply = connection.recv_bytes(16)
+                replied_at[connection] = time_.monotonic()
+                if reply == expected:
+                    ready.append(connection)
+                elif reply != b"wait":
+                    raise RuntimeError(
+                        "a worker of this SparkSpout gave the batch up; it will be repeated"
+                    )
             # A live worker sends a keepalive every two seconds.
-            if now - min(last_answer.values()) > 60:
+            if time_.monotonic() - min(replied_at.values()) > 60:
                 raise TimeoutError(
-                    "a worker of this SparkSpout has been silent for 60 s; the batch will be repeated"
+                    "a worker of this SparkSpout has been silent for 60 s; the batch will be "
+                    "repeated"
                 )
-            found = [connection for connection, answer in answers if answer == wanted]
-            if found:
-                return found
+            if ready:
+                return ready
 
     return deliver
 
 
 class _OpenBatch:
-    """A micro-batch until the ack of its last row. Guarded by the endpoint's condition."""
+    """A micro-batch until the ack of its last row; guarded by the endpoint."""
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
@@ -201,14 +213,15 @@ class _OpenBatch:
 class BatchEndpoint:
     """Listener for micro-batches, which keeps their rows until they are acked.
 
-    The spout calls ``take``, ``ack`` and ``fail``; the rest runs in threads of the endpoint. Rows
-    are in memory until their batch is complete: at most one batch and one chunk.
+    The spout calls ``take``, ``ack`` and ``fail``; the other methods run in threads of the
+    endpoint. Rows are in memory until their batch is complete: at most one batch and one chunk.
     """
 
     def __init__(self, host: str) -> None:
         self.secret: bytes = secrets.token_bytes(32)
-        """Secret of the query's owner, in the function that it ships; the other tasks get the
-        owner's.
+        """Secret of the query's owner, in the function that it ships.
+
+        The other tasks get the owner's secret.
         """
         self.others: Callable[[], list[tuple[str, int]]] = list
         """Addresses of the endpoints that share a batch with this one."""
@@ -246,24 +259,23 @@ class BatchEndpoint:
     def ack(self, row_id: str) -> None:
         """Ack a row. Rows of a canceled batch are ignored."""
         with self._condition:
-            if (
-                self._batch is not None
-                and self._batch.pending.pop(row_id, None) is not None
-                and self._batch.complete
-            ):
+            batch = self._batch
+            if batch is None or batch.pending.pop(row_id, None) is None:
+                return
+            if batch.complete:
                 self._condition.notify_all()
 
     def fail(self, row_id: str) -> None:
-        """Queue a failed row again."""
+        """Return a failed row to the queue."""
         with self._condition:
-            if (
-                self._batch is not None
-                and (row := self._batch.pending.pop(row_id, None)) is not None
-            ):
-                self._batch.rows.append((row_id, *row))
+            batch = self._batch
+            row = None if batch is None else batch.pending.pop(row_id, None)
+            if batch is not None and row is not None:
+                stream, values = row
+                batch.rows.append((row_id, stream, values))
 
     def close(self) -> None:
-        """Cancel the open batch (Spark repeats it from the checkpoint) and stop listening."""
+        """Cancel the open batch and stop listening; Spark repeats the batch."""
         with self._condition:
             self._closed = True
             if self._batch is not None:
@@ -290,14 +302,14 @@ class BatchEndpoint:
             with self._condition:
                 self._unknown[connection] = True
                 oldest = next(iter(self._unknown))
-            if len(self._unknown) > _MOST_UNKNOWN:
-                self._hang_up(oldest)
+            if len(self._unknown) > _MAX_UNKNOWN:
+                self._disconnect(oldest)
             threading.Thread(
                 target=self._serve, args=(connection,), name="spark-batch", daemon=True
             ).start()
 
-    def _hang_up(self, connection: Connection) -> None:
-        """End a connection that has proved nothing yet; its thread is waiting for it."""
+    def _disconnect(self, connection: Connection) -> None:
+        """Close a connection without a proof; its thread is waiting for it."""
         with self._condition, contextlib.suppress(OSError):
             if self._unknown.pop(connection, False):
                 with socket.socket(fileno=os.dup(connection.fileno())) as link:
@@ -305,21 +317,21 @@ class BatchEndpoint:
 
     def _serve(self, connection: Connection) -> None:
         batch: _OpenBatch | None = None
-        patience = threading.Timer(_PROOF_SECS, self._hang_up, (connection,))
-        patience.daemon = True
-        patience.start()
+        proof_timer = threading.Timer(_PROOF_SECS, self._disconnect, (connection,))
+        proof_timer.daemon = True
+        proof_timer.start()
         try:
-            # In its own thread, so that an unauthenticated silent client blocks nothing.
+            # In its own thread, so that an unauthenticated silent client blocks no other.
             deliver_challenge(connection, self.secret)
             answer_challenge(connection, self.secret)
             hello = json.loads(connection.recv_bytes(1024))
-            patience.cancel()
+            proof_timer.cancel()
             with self._condition:
                 self._unknown.pop(connection, None)
             connection.send_bytes(json.dumps(self.others()).encode())
             batch = self._open()
             while True:
-                raw = connection.recv_bytes(_MOST_CHUNK_BYTES)
+                raw = connection.recv_bytes(_MAX_CHUNK_BYTES)
                 if raw == _END:
                     break
                 self._add_rows(batch, raw)
@@ -337,17 +349,18 @@ class BatchEndpoint:
                 error or type(error).__name__,
             )
         finally:
-            patience.cancel()
+            proof_timer.cancel()
             with self._condition:
-                # Nobody hangs up a number that is another connection's by then.
+                # The descriptor's number may belong to another connection from here on.
                 self._unknown.pop(connection, None)
                 if batch is not None and self._batch is batch:
                     self._batch = None
             connection.close()
 
     def _open(self) -> _OpenBatch:
-        """Open a batch; it replaces one that is still open, whose query run is over (Spark runs one
-        at a time).
+        """Open a batch; it replaces one that is still open.
+
+        The query run of the former is over, since Spark runs one at a time.
         """
         with self._condition:
             if self._batch is not None:
@@ -368,12 +381,15 @@ class BatchEndpoint:
                 batch.rows.append((f"{batch.serial}:{batch.count}", stream, values))
                 batch.count += 1
 
-    def _wait(self, connection: Connection, batch: _OpenBatch, done: Callable[[], bool]) -> None:
-        """Wait until ``done()``, with a keepalive every two seconds."""
+    def _wait(
+        self, connection: Connection, batch: _OpenBatch, predicate: Callable[[], bool]
+    ) -> None:
+        """Wait until ``predicate()``, with a keepalive every two seconds."""
         while True:
             with self._condition:
                 finished = self._condition.wait_for(
-                    lambda: done() or batch.cancelled or self._closed, timeout=_KEEPALIVE_SECS
+                    lambda: predicate() or batch.cancelled or self._closed,
+                    timeout=_KEEPALIVE_SECS,
                 )
                 if batch.cancelled or self._closed:
                     raise _BatchCanceled("the spout closed, or a newer run of its query began")

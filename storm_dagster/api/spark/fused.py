@@ -1,5 +1,7 @@
-"""Chains of Spark components in one query: what runs beside Spark for each micro-batch, and the
-bolts that are left.
+"""Chains of Spark components in one query.
+
+A function runs beside Spark for each micro-batch; the bolts of the chain are tasks that only emit
+its results and count them.
 """
 
 import json
@@ -13,18 +15,20 @@ from storm_dagster.model.fusion import FUSED, FUSED_COUNTS, OTHER_WAY
 
 
 class FusedBolt(Bolt):
-    """A task of a bolt whose function runs in a query: it emits the rows that others read, and
-    counts the batches.
+    """A task of a bolt whose function runs in a query.
+
+    It emits the rows that other components read, and counts the batches.
     """
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Begin with no counts."""
+        """Start without counts."""
         self.counts: list[dict[str, Any]] = []
-        """Of batches, until the runner has added them to its statistics."""
+        """Counts of batches, until the runner has added them to its statistics."""
 
     def process(self, tup: Tuple) -> None:
-        """Emit a row, or take the counts of a batch; :class:`Unavailable` for a tuple of a spout
-        that does not fuse.
+        """Emit a row, or keep the counts of a batch.
+
+        Raises :class:`Unavailable` for a tuple of a spout that does not fuse.
         """
         if tup.stream.startswith(FUSED_COUNTS):
             self.counts.append(json.loads(tup.values[0]))
@@ -40,8 +44,8 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
     """Create the function that finds ``"module:function"`` in the topology's archive.
 
     Beside a Connect server Spark puts a session's archives on the path of Python workers, but not
-    of the process that runs functions of batches. So it brings the archive along. It is nested so
-    that Spark ships it by value.
+    of the process that runs functions of batches. So the function contains the archive. It is
+    nested so that Spark ships it by value.
     """
     loaded: dict[str, Any] = {}
 
@@ -53,10 +57,12 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
         import tempfile
 
         if archive and not loaded:
-            # It lives as long as the process; Spark kills that, and removes its own folders.
-            folder = next(
-                filter(os.path.isdir, os.environ.get("SPARK_LOCAL_DIRS", "").split(",")), None
-            )
+            folder: str | None = None
+            for local_dir in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
+                if os.path.isdir(local_dir):
+                    folder = local_dir
+                    break
+            # The file stays until Spark kills the process and removes its own folders.
             file: Any = tempfile.NamedTemporaryFile(suffix=".zip", dir=folder)  # noqa: SIM115
             loaded[""] = file
             file.write(archive)
@@ -73,17 +79,20 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
 def make_chain(
     chain: Mapping[str, Any], archive: bytes, counts: str
 ) -> Callable[[Any, int], list[tuple[str, Any]]]:
-    """Create the function that runs the bolts of a chain on a micro-batch: ``chain`` is the
-    worker's (``model.fusion``).
+    """Create the function that runs the bolts of a chain on a micro-batch.
 
-    It returns the Arrow tables that go to the worker, with their streams: rows that components
-    outside read, and for each bolt the ``counts`` of the batch, as JSON. A bolt whose function
-    raises ends the batch; the error names it. Rows between bolts that
-    ``topology.spark.fuse.counts`` leaves out are not counted: Spark optimizes across such bolts.
+    ``chain`` is the worker's (``model.fusion``). The function returns the Arrow tables that go to
+    the worker, with their streams: rows that components outside of the chain read, and for each
+    bolt the ``counts`` of the batch, as JSON. A bolt whose function raises ends the batch; the
+    error names it. Rows between bolts that ``topology.spark.fuse.counts`` leaves out are not
+    counted: Spark optimizes across such bolts.
+
+    It is nested so that Spark ships it by value; that is why it imports modules itself.
     """
     load = make_loader(archive)
-    # Of each bolt, once: every question about columns is a request to Spark.
-    structs, checked = dict[str, Any](), set[str]()
+    # Kept for each bolt: every query of columns is a request to Spark.
+    structs: dict[str, Any] = {}
+    checked: set[str] = set()
 
     def run(frame: Any, batch_id: int) -> list[tuple[str, Any]]:
         import inspect
@@ -95,22 +104,22 @@ def make_chain(
         import pyarrow
         from pyspark.sql import Observation, functions
 
-        # A classic session answers a question about an observation only after it was made.
+        # A classic session returns an observation only after it was made.
         observes = "connect" in type(frame).__module__
         parts = chain["parts"]
-        readers = Counts(source for part in parts for source in part["sources"])
+        readers = Counts()
+        for part in parts:
+            readers.update(part["sources"])
         frames: dict[str, Any] = {}
         rows: dict[str, Any] = {}
-        kept: list[Any] = []
+        persisted: list[Any] = []
         tables: list[tuple[str, Any]] = []
 
         def add(name: str, result: Any, stream: str, *, counted: bool = True) -> None:
-            """Note a result, sending it to the worker if it has a stream, and how its rows are
-            counted.
-            """
+            """Add a result, and count its rows; with a stream it goes to the worker."""
             if readers[name] + bool(stream) > 1 or (readers[name] and counted and not observes):
                 result = result.persist()
-                kept.append(result)
+                persisted.append(result)
             if stream:
                 table = result.toArrow()
                 tables.append((stream, table))
@@ -125,58 +134,61 @@ def make_chain(
             frames[name] = result
 
         def inputs(part: Mapping[str, Any]) -> Any:
-            """What the bolts and the spout before it have made, in the columns of its schema."""
-            given = None
-            for other in (frames[source] for source in part["sources"] if source in frames):
-                # Without a schema its columns have names alone.
-                union = given and (given.union if part["schema"] else given.unionByName)
-                given = union(other) if union else other
-            if given is None or not part["schema"]:
-                return given
+            """The union of its sources' results, in the columns of its schema."""
+            combined: Any = None
+            for source in part["sources"]:
+                if source not in frames:
+                    continue
+                if combined is None:
+                    combined = frames[source]
+                elif part["schema"]:
+                    combined = combined.union(frames[source])
+                else:
+                    # Without a schema, columns are matched by name.
+                    combined = combined.unionByName(frames[source])
+            if combined is None or not part["schema"]:
+                return combined
             types = structs.get(part["name"])
             if types is None:
                 types = frame.sparkSession.createDataFrame([], part["schema"]).schema
-                if len(types) != len(given.columns):
+                if len(types) != len(combined.columns):
                     raise ValueError(
-                        f"it takes {len(types)} columns ({', '.join(types.names)}), its rows have {given.columns}: name "
-                        "as many in schema"
+                        f"it takes {len(types)} columns ({', '.join(types.names)}), its rows have "
+                        f"{combined.columns}: name as many in schema"
                     )
                 structs[part["name"]] = types
-            given = given.toDF(*types.names)
-            return given.select(
-                *[
-                    functions.col(f"`{one.name}`").cast(one.dataType).alias(one.name)
-                    for one in types
-                ]
-            )
+            combined = combined.toDF(*types.names)
+            columns = []
+            for field in types:
+                column = functions.col(f"`{field.name}`").cast(field.dataType)
+                columns.append(column.alias(field.name))
+            return combined.select(*columns)
 
         def apply(part: Mapping[str, Any]) -> None:
-            """Run a bolt's function, and note its result."""
-            given, args = inputs(part), dict(part["args"])
-            if given is None:
+            """Run a bolt's function, and add its result."""
+            input_frame = inputs(part)
+            if input_frame is None:
                 return
+            args = dict(part["args"])
             function = load(part["function"])
             if "context" in [*inspect.signature(function).parameters][1:]:
                 args["context"] = SimpleNamespace(batch_id=str(batch_id), component=part["name"])
-            result = function(given, **args)
+            result = function(input_frame, **args)
             if result is None:
                 return
             if part["name"] not in checked:
-                found = getattr(result, "columns", None) or type(result).__name__
-                if not part["outputs"] or not {*part["outputs"]} <= {*found}:
+                returned = getattr(result, "columns", None) or type(result).__name__
+                if not part["outputs"] or not {*part["outputs"]} <= {*returned}:
                     raise ValueError(
-                        f"it returns {found}, the bolt declares {part['outputs']}: return a DataFrame with these columns, "
-                        "or None"
+                        f"it returns {returned}, the bolt declares {part['outputs']}: return a "
+                        "DataFrame with these columns, or None"
                     )
                 checked.add(part["name"])
-            add(
-                part["name"],
-                result.select(*part["outputs"]),
-                part["stream"],
-                counted=part["counted"],
-            )
+            outputs = result.select(*part["outputs"])
+            add(part["name"], outputs, part["stream"], counted=part["counted"])
 
-        began, nanos = time.perf_counter_ns(), dict[str, int]()
+        began = time.perf_counter_ns()
+        nanos: dict[str, int] = {}
         try:
             rows_of_root = frame.select(*chain["columns"]).toDF(*chain["fields"])
             add(chain["root"], rows_of_root, "default" if chain["emits"] else "")
@@ -185,19 +197,25 @@ def make_chain(
                 try:
                     apply(part)
                 except Exception as error:
-                    first = (str(error).splitlines() or [""])[0]
-                    what = f"component {part['name']!r}: {part['function']}: {type(error).__name__}: {first:.500}"
-                    raise RuntimeError(what) from error
+                    first_line = (str(error).splitlines() or [""])[0]
+                    raise RuntimeError(
+                        f"component {part['name']!r}: {part['function']}: "
+                        f"{type(error).__name__}: {first_line:.500}"
+                    ) from error
                 nanos[part["name"]] = time.perf_counter_ns() - start
             for name, number in rows.items():
-                if not isinstance(number, int):
-                    # Nobody asked for its rows, if nothing was observed.
-                    rows[name] = number.get["rows"] if number.get else frames[name].count()
+                if isinstance(number, int):
+                    continue
+                if number.get:
+                    rows[name] = number.get["rows"]
+                else:
+                    # Without an observation its rows were not read.
+                    rows[name] = frames[name].count()
         finally:
-            for one in kept:
-                one.unpersist()
+            for result in persisted:
+                result.unpersist()
 
-        def tell(stream: str, **values: Any) -> None:
+        def add_counts(stream: str, **values: Any) -> None:
             tables.append((stream, pyarrow.table({"counts": [json_.dumps(values)]})))
 
         for part in parts:
@@ -206,9 +224,10 @@ def make_chain(
                 f"{source}:default": rows[source] for source in part["sources"] if source in rows
             }
             emitted = 0 if part["stream"] else rows.get(name, 0)
-            tell(counts + name, executed=executed, emitted=emitted, nanos=nanos[name])
+            add_counts(counts + name, executed=executed, emitted=emitted, nanos=nanos[name])
         if not chain["emits"]:
-            tell(counts, rows=rows[chain["root"]], nanos=time.perf_counter_ns() - began)
+            total_nanos = time.perf_counter_ns() - began
+            add_counts(counts, rows=rows[chain["root"]], nanos=total_nanos)
         return tables
 
     return run

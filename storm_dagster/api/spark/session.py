@@ -1,9 +1,10 @@
-"""Spark session of a worker process, shared by all Spark components in it, and errors of Spark.
+"""Spark session of a worker process, and errors of Spark.
 
-It is never the session that plans placements. The conf names the cluster:
-``topology.spark.remote``, else the cluster's ``spark.remote`` (Spark Connect), else
-``spark.master`` (classic). The topology's archive is added to the session as an artifact, so that
-the user's functions can be imported there. pyspark is imported when a Spark component opens.
+All Spark components in the process share it. It is never the session that plans placements. The
+conf names the cluster: ``topology.spark.remote``, else the cluster's ``spark.remote`` (Spark
+Connect), else ``spark.master`` (classic). The topology's archive is added to the session as an
+artifact, so that the user's functions can be imported there. pyspark is imported when a Spark
+component opens.
 """
 
 import importlib
@@ -40,18 +41,24 @@ from storm_dagster.spark.link import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log = logging.getLogger(__name__)
+_START = "start it, or set topology.spark.remote / spark.master to one that runs"
 # Error messages of a lost server or an expired session.
 _SESSION_LOSS = re.compile(
     "|".join(SESSION_GONE) + "|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
-    "failed to connect to|RETRIES_EXCEEDED|No active Spark session|SparkContext was shut down|stopped SparkContext"
+    "failed to connect to|RETRIES_EXCEEDED|No active Spark session|SparkContext was shut down|"
+    "stopped SparkContext"
 )
 _SLOW_START = "Python worker failed to connect back"
-# What Spark says of a checkpoint whose query had other state or other sources, and of one with two
-# runs.
+# Error messages for a checkpoint whose query had other state or other sources.
 _CHANGED = re.compile(
-    "STATEFUL_OPERATOR_NOT_MATCH|SCHEMA_NOT_COMPATIBLE|schema for existing state|sources in the checkpoint"
+    "STATEFUL_OPERATOR_NOT_MATCH|SCHEMA_NOT_COMPATIBLE|schema for existing state|"
+    "sources in the checkpoint"
 )
+# Error messages for a checkpoint with two runs.
 _TAKEN = re.compile("CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|with same id is already active")
+_lock = threading.RLock()
+_sessions: dict[tuple[str, str, str], Any] = {}
 
 
 class ErrorsOnce:
@@ -75,13 +82,15 @@ class ErrorsOnce:
         self._component.raise_exception(error)
 
     def clear(self) -> None:
-        """Note a success: later errors are reported again."""
+        """Note a success: later errors are reported."""
         self._reported.clear()
 
 
 def is_session_loss(error: BaseException, session: Any) -> bool:
-    """Whether session or server is gone, as the session says, if given: an error of a user's may
-    read like that.
+    """True if the error comes from a lost session or server.
+
+    The error of a user's function may have the same text, so the ``session`` decides, if there is
+    one.
     """
     texts = [f"{type(cause).__name__}: {cause}" for cause in _causes(error)]
     similar = any(_SESSION_LOSS.search(text) for text in texts)
@@ -91,9 +100,9 @@ def is_session_loss(error: BaseException, session: Any) -> bool:
 def answers(session: Any) -> bool:
     """True if Spark runs a job of the session."""
     try:
-        for (kind, url, _), own in [*_sessions.items()]:
-            if own is session and kind == "remote":
-                # At once: a call to a server that is gone takes two seconds.
+        for (kind, url, _), own_session in [*_sessions.items()]:
+            if own_session is session and kind == "remote":
+                # Fails at once; a call to a dead server takes two seconds.
                 probe(url)
         return session.range(1).count() == 1
     except Exception:
@@ -110,110 +119,114 @@ def _causes(error: BaseException) -> list[BaseException]:
     return causes
 
 
-def again_if_slow(call: Callable[[], Any]) -> Any:
-    """Its result; a Python process that Spark has started for it and that came too late gets two
-    more chances.
+def retry_if_slow(call: Callable[[], Any]) -> Any:
+    """Return the result of a call, with two retries if Spark's Python is too slow.
+
+    Spark starts a Python process for the call, and gives up if it does not connect in time.
     """
-    for last in (False, False, True):
+    for _ in range(2):
         try:
             return call()
         except Exception as error:
-            if last or _SLOW_START not in str(error):
+            if _SLOW_START not in str(error):
                 raise
             _log.info("Spark waited in vain for its Python process: it starts another one")
+    return call()
 
 
 def missing_connector(error: BaseException, version: str) -> str | None:
     """The remedy, if the error is that Spark lacks a data source; else ``None``."""
-    found = re.search(r"Failed to find (?:the )?data source: ([^\s.]+(?:\.[^\s.]+)*)", str(error))
-    if found is None:
+    match = re.search(r"Failed to find (?:the )?data source: ([^\s.]+(?:\.[^\s.]+)*)", str(error))
+    if match is None:
         return None
-    name = found[1]
-    package = (
-        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
-        if name == "kafka"
-        else "GROUP:ARTIFACT:VERSION"
-    )
+    name = match[1]
+    package = "GROUP:ARTIFACT:VERSION"
+    if name == "kafka":
+        package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
     return (
-        f"Spark has no data source {name!r}: add its connector where Spark starts, spark.jars.packages: {package} "
-        "(in storm.yaml for the embedded server, in topology.spark.conf with spark.master, spark-submit --packages for a "
-        "server of your own), or register a Python data source in the source function"
+        f"Spark has no data source {name!r}: add its connector where Spark starts, "
+        f"spark.jars.packages: {package} (in storm.yaml for the embedded server, in "
+        "topology.spark.conf with spark.master, spark-submit --packages for a server of your own), "
+        "or register a Python data source in the source function"
     )
 
 
 def is_taken(error: BaseException) -> bool:
-    """Whether Spark says that another run of the query uses its checkpoint."""
+    """True if Spark reports that another run of the query uses its checkpoint."""
     return _TAKEN.search(str(error)) is not None
 
 
 def query_error(
-    error: Exception, what: str, checkpoint: str, version: str, session: Any = None
+    error: Exception, title: str, checkpoint: str, version: str, session: Any = None
 ) -> StormDagsterError:
-    """The error of a streaming query in one sentence with the remedy. ``what`` names component,
-    task and function.
+    """The error of a streaming query in one sentence with the remedy.
 
-    :class:`InvalidTopology` if the query is wrong whenever it runs, :class:`Conflict` if another
-    run has its checkpoint, else :class:`Unavailable`.
+    ``title`` names component, task and function. The error is :class:`InvalidTopology` if the query
+    fails whenever it runs, :class:`Conflict` if another run has its checkpoint, else
+    :class:`Unavailable`.
     """
     if isinstance(error, StormDagsterError):
         return error
-    text, cause = str(error), innermost(error)
+    text = str(error)
+    cause = innermost(error)
     missing = missing_connector(error, version)
     if missing is not None:
-        return InvalidTopology(f"{what}: {missing}")
+        return InvalidTopology(f"{title}: {missing}")
     if _SLOW_START in text:
         return Unavailable(
-            f"{what}: no Python process of Spark's started within 10 s, so its host is too busy ({cause})"
+            f"{title}: no Python process of Spark's started within 10 s, so its host is too busy "
+            f"({cause})"
         )
-    if "STREAM_FAILED" not in text and is_session_loss(error, session):
+    batch_failed = "STREAM_FAILED" in text
+    if not batch_failed and is_session_loss(error, session):
         return Unavailable(
-            f"{what}: Spark is out of reach ({cause}): start it; the query goes on from the checkpoint"
+            f"{title}: Spark is out of reach ({cause}): start it; the query goes on from the "
+            "checkpoint"
         )
     if _CHANGED.search(text):
         return InvalidTopology(
-            f"{what} cannot continue from checkpoint {checkpoint} ({cause}): undo the change of its sources, grouping or "
-            "state, or name a new checkpoint, with which everything is read again"
+            f"{title} cannot continue from checkpoint {checkpoint} ({cause}): undo the change of "
+            "its sources, grouping or state, or name a new checkpoint, with which everything is "
+            "read again"
         )
     if is_taken(error):
         return Conflict(
-            f"{what}: another run of the query uses checkpoint {checkpoint}: give each a checkpoint of its own"
+            f"{title}: another run of the query uses checkpoint {checkpoint}: give each a "
+            "checkpoint of its own"
         )
-    if (
-        type(error).__name__ in ("AnalysisException", "ParseException")
-        or "STREAM_FAILED" not in text
-    ):
+    if not batch_failed or type(error).__name__ in ("AnalysisException", "ParseException"):
         return InvalidTopology(
-            f"{what}: Spark refuses the query or its sink ({cause}): correct it; it is tried again"
+            f"{title}: Spark refuses the query or its sink ({cause}): correct it; it is tried again"
         )
     return Unavailable(
-        f"{what}: a batch failed ({cause}): it is repeated from the checkpoint until it succeeds"
+        f"{title}: a batch failed ({cause}): it is repeated from the checkpoint until it succeeds"
     )
 
 
 def innermost(error: BaseException) -> str:
-    """The line that says what happened: of a Python traceback the one below its last frame, else
-    the first.
+    """Type of the error, and the line of its text that explains it.
+
+    In a Python traceback this is the line below the last frame, else the first line.
     """
+    kind = type(error).__name__
     details = getattr(error, "details", None)
     if callable(details) and details():
         # An error of gRPC: the first line of its text is "<_InactiveRpcError of RPC that terminated
         # with:".
-        return f"{type(error).__name__}: {details():.500}"
-    lines = str(error).partition("\n\nJVM stacktrace:")[0].splitlines() or [""]
-    frames = [number for number, line in enumerate(lines) if line.lstrip().startswith('File "')]
-    below = (
-        [line for line in lines[frames[-1] :] if line.strip() and not line[0].isspace()]
-        if frames
-        else lines
-    )
-    line = next(filter(str.strip, below or lines), "").strip()
-    return f"{type(error).__name__}: {line:.500}" if line else type(error).__name__
-
-
-_log = logging.getLogger(__name__)
-_START = "start it, or set topology.spark.remote / spark.master to one that runs"
-_lock = threading.RLock()
-_sessions: dict[tuple[str, str, str], Any] = {}
+        return f"{kind}: {details():.500}"
+    lines = str(error).partition("\n\nJVM stacktrace:")[0].splitlines()
+    last_frame: int | None = None
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith('File "'):
+            last_frame = number
+    if last_frame is not None:
+        for line in lines[last_frame:]:
+            if line.strip() and not line[0].isspace():
+                return f"{kind}: {line.strip():.500}"
+    for line in lines:
+        if line.strip():
+            return f"{kind}: {line.strip():.500}"
+    return kind
 
 
 def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
@@ -238,11 +251,11 @@ def worker_session(
 ) -> "SparkSession":
     """The session of this process for that conf, created at first use.
 
-    :class:`Unavailable` if Spark is not reachable, or does not take the archive.
+    Raises :class:`Unavailable` if Spark is not reachable, or does not take the archive.
 
     ``archive`` is the topology's archive; a session gets it once. With ``code``, the id of the
-    topology's code, all workers share a Connect session that outlives them, so that one finds the
-    queries that another one started. ``cluster_servers`` are the URLs that the cluster's conf
+    topology's code, all workers share a Connect session that outlives them. Each worker then finds
+    the queries that another one started. ``cluster_servers`` are the URLs that the cluster's conf
     names: no other server gets the cluster's token.
     """
     target = spark_target(conf)
@@ -260,7 +273,7 @@ def drop_worker_session(conf: Mapping[str, Any], lost: Any = None, code: str = "
     """Drop the lost session of that conf and code: the next use creates a new one.
 
     With ``lost``, only if it is still the current one: another component may have replaced it. The
-    new session gets a new id, because a stopped Connect session id is refused forever.
+    new session gets a new id, because the id of a stopped Connect session is refused permanently.
     """
     target = spark_target(conf)
     with _lock:
@@ -274,27 +287,30 @@ def drop_worker_session(conf: Mapping[str, Any], lost: Any = None, code: str = "
 def outage(conf: Mapping[str, Any], error: BaseException) -> Unavailable:
     """The error of a component whose session was lost.
 
-    It names where Spark is, why it is out of reach, and the remedy.
+    It names the address of Spark, the reason and the remedy.
     """
-    where = spark_target(conf)[1]
-    return Unavailable(
-        mask_text(f"Spark at {where} is out of reach ({innermost(error)}): {_START}")
-    )
+    _, url = spark_target(conf)
+    return Unavailable(mask_text(f"Spark at {url} is out of reach ({innermost(error)}): {_START}"))
 
 
 def _abandon(session: Any, target: tuple[str, str]) -> None:
-    """Close this process's side of a session whose server may be gone."""
+    """Close this process's side of a session whose server may be dead."""
+    kind, _ = target
     try:
-        # Stopping a Connect session would retry for long if its server is gone, which drops an idle
-        # session by itself.
-        session.client.close() if target[0] == "remote" else session.stop()
+        if kind == "remote":
+            # Stopping a Connect session would retry for long without its server, which drops an
+            # idle session anyway.
+            session.client.close()
+        else:
+            session.stop()
     except Exception as error:
         _log.info("the lost Spark session did not stop cleanly: %s", error)
 
 
 def release_sessions() -> None:
-    """Release the sessions that end with this process, for one that ends without exit hooks, as
-    workers do.
+    """Release the sessions that end with this process.
+
+    For processes that end without exit hooks, as workers do.
     """
     for (kind, url, code), session in [*_sessions.items()]:
         if kind == "remote" and not code and ";session_id=" not in url:
@@ -302,8 +318,9 @@ def release_sessions() -> None:
 
 
 def archive_of(context: Any) -> Path | None:
-    """The topology's packed archive on this host, beside the unpacked one, or ``None`` in a
-    harness.
+    """The topology's packed archive on this host, beside the unpacked one.
+
+    ``None`` in a harness.
     """
     unpacked = getattr(context, "archive", None)
     return Path(unpacked).parent / "stormjar.jar" if unpacked else None
@@ -315,9 +332,7 @@ def cluster_servers_of(context: Any) -> Sequence[str]:
 
 
 def resolve_function(reference: str) -> Any:
-    """The function that ``"module:function"`` names; :class:`InvalidTopology` when there is
-    none.
-    """
+    """Find ``"module:function"``; :class:`InvalidTopology` if it is missing."""
     module_name, colon, name = reference.partition(":")
     if not colon or not module_name or not name:
         raise InvalidTopology(f"{reference!r} is not of the form 'module:function'")
@@ -331,13 +346,14 @@ def resolve_function(reference: str) -> Any:
 
 
 def check_function(reference: Any, owner: str) -> None:
-    """Raise :class:`InvalidTopology` if ``reference`` names no function, as far as its module can
-    be imported here.
+    """Raise :class:`InvalidTopology` if ``reference`` names no function.
+
+    A module that cannot be imported here is not checked.
     """
     try:
         resolve_function(str(reference))
     except InvalidTopology as error:
-        # A module may need what only the workers have.
+        # A module may need packages that only the workers have.
         if not isinstance(error.__context__, ImportError):
             raise InvalidTopology(f"{owner}: {error.message}") from None
 
@@ -353,40 +369,40 @@ def _connect(
 
     kind, url = target
     named = ";session_id=" in url
-    # The owner of a query asks for its last reports every second, a hundred unless this is set.
+    # The owner of a query reads its last reports every second; the default number is a hundred.
     extra = {"spark.sql.streaming.numRecentProgressUpdates": "20"}
-    extra |= {
-        str(key): str(value) for key, value in dict(conf.get("topology.spark.conf") or {}).items()
-    }
+    for key, value in dict(conf.get("topology.spark.conf") or {}).items():
+        extra[str(key)] = str(value)
     # Inherited from a parent process, this would override the conf.
     os.environ.pop("SPARK_REMOTE", None)
     try:
         if kind == "remote":
             probe(url)
-            proven = with_spark_token(url, cluster_servers)
+            url_with_token = with_spark_token(url, cluster_servers)
+            if not code:
+                return _attach(url_with_token, str(uuid.uuid4()), extra, own=not named)
             for number in itertools.count():
+                session_id = query_session_id(code, number)
                 try:
-                    return _attach(
-                        proven,
-                        query_session_id(code, number) if code else str(uuid.uuid4()),
-                        extra,
-                        not (code or named),
-                    )
+                    return _attach(url_with_token, session_id, extra, own=False)
                 except Exception as error:
-                    if not code or named or "SESSION_CLOSED" not in str(error):
+                    if named or "SESSION_CLOSED" not in str(error):
                         raise
-        # Inherited too, this would make pyspark connect to a Connect server.
+        # Inherited, too, this would make pyspark connect to a Connect server.
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
-        builder = SparkSession.builder.master(url).appName(
-            str(conf.get("topology.name") or "topology")
-        )
+        name = str(conf.get("topology.name") or "topology")
+        builder = SparkSession.builder.master(url).appName(name)
         return builder.config(map={"spark.ui.enabled": "false", **extra}).getOrCreate()
     except Exception as error:
-        why = innermost(error)
+        cause = innermost(error)
         remedy = _START
-        if named and "SESSION_CLOSED" in why:
-            remedy = "a closed session's id is refused for ever, so name another session_id in the URL, or none"
-        raise Unavailable(mask_text(f"Spark at {url} does not answer ({why}): {remedy}")) from error
+        if named and "SESSION_CLOSED" in cause:
+            remedy = (
+                "a closed session's id is refused for ever, so name another session_id in the URL, "
+                "or none"
+            )
+        text = f"Spark at {url} does not answer ({cause}): {remedy}"
+        raise Unavailable(mask_text(text)) from error
 
 
 def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> Any:
@@ -403,7 +419,7 @@ def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> A
         session.conf._set_all(configs=dict(extra), silent=True)
         session.range(1).count()
     except Exception:
-        # A bolt that waits for Spark comes again every few seconds: what it leaves would add up.
+        # A bolt that waits for Spark retries every few seconds: open clients would accumulate.
         session.client.close()
         raise
     close_at_exit(session, url if own else "")
@@ -411,34 +427,37 @@ def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> A
 
 
 def _provide_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
-    """Add the archive; :class:`Unavailable` if that fails.
+    """Add the archive.
 
-    Then the session is given up.
+    If that fails, the session is closed, and :class:`Unavailable` is raised.
     """
+    kind, url = target
     try:
-        _add_archive(session, target, archive)
+        _add_archive(session, kind, archive)
     except Exception as error:
         _abandon(session, target)
-        what = (
-            f"Spark at {target[1]} does not take the archive of the topology ({innermost(error)})"
+        text = (
+            f"Spark at {url} does not take the archive of the topology ({innermost(error)}): look "
+            "at its log, and at the free disk of its host"
         )
-        raise Unavailable(
-            mask_text(f"{what}: look at its log, and at the free disk of its host")
-        ) from error
+        raise Unavailable(mask_text(text)) from error
 
 
-def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
-    """Add the archive as an artifact: a copy named ``.zip``, since Spark identifies Python archives
-    by suffix.
+def _add_archive(session: Any, kind: str, archive: Path) -> None:
+    """Add the archive as an artifact.
+
+    It is a copy named ``.zip``, since Spark identifies Python archives by suffix.
     """
     from pyspark import SparkFiles
 
-    with tempfile.TemporaryDirectory(prefix="storm-artifact-") as folder:
-        # A local Spark compares it with its own copy at each job: it stays in the folder that goes
-        # with the driver.
-        remote = target[0] == "remote"
-        copy = (
-            Path(folder if remote else Path(SparkFiles.getRootDirectory()).parent) / "topology.zip"
-        )
+    if kind != "remote":
+        # A local Spark compares the file with its own copy at each job, so it must stay in the
+        # folder that is removed with the driver.
+        copy = Path(SparkFiles.getRootDirectory()).parent / "topology.zip"
         shutil.copyfile(archive, copy)
-        add_python_archive(session, copy) if remote else session.sparkContext.addPyFile(str(copy))
+        session.sparkContext.addPyFile(str(copy))
+        return
+    with tempfile.TemporaryDirectory(prefix="storm-artifact-") as folder:
+        copy = Path(folder) / "topology.zip"
+        shutil.copyfile(archive, copy)
+        add_python_archive(session, copy)
