@@ -26,19 +26,24 @@ class GatheringBolt(Bolt):
         return super().emit(tup, stream, self._anchors(anchors), direct_task, need_task_ids)
 
     def _anchors(self, anchors: Any) -> Any:
-        return (self._current_anchors or []) if anchors is None else anchors
+        if anchors is None:
+            return self._current_anchors or []
+        return anchors
 
     def _anchor_to(self, tups: list[Tuple] | None) -> None:
-        # One joint anchor for all emits of a batch: each of its tuples is visited once.
-        self._current_anchors = self._bound().joint(tups) if tups and self.auto_anchor else None
+        self._current_anchors = None
+        if tups and self.auto_anchor:
+            # One joint anchor for all emits of a batch: each of its tuples is visited once.
+            self._current_anchors = self._bound().joint(tups)
 
 
 class BatchingBolt(GatheringBolt):
-    """Gathers tuples by ``group_key`` and calls ``process_batch`` for each group, every n-th tick.
+    """Bolt that gathers tuples by ``group_key`` and processes each group as a batch.
 
-    Set ``topology.tick.tuple.freq.secs`` in the component's conf. The tuples of a batch are acked
-    after ``process_batch`` returned, and all fail when it raises; what it emits is anchored to the
-    whole batch.
+    ``process_batch`` is called for each group, every n-th tick. Set
+    ``topology.tick.tuple.freq.secs`` in the component's conf. The tuples of a batch are acked after
+    ``process_batch`` returned, and all fail when it raises; tuples that it emits are anchored to
+    the whole batch.
     """
 
     auto_ack: ClassVar[bool] = True
@@ -48,7 +53,7 @@ class BatchingBolt(GatheringBolt):
     _ticks: int = 0
 
     def group_key(self, tup: Tuple) -> Any:
-        """The group of a tuple; by default there is one."""
+        """The group of a tuple; by default all tuples are in one."""
         return None
 
     def process_batch(self, key: Any, tups: list[Tuple]) -> None:
@@ -71,7 +76,7 @@ class BatchingBolt(GatheringBolt):
             self.process_batches()
 
     def process_batches(self) -> None:
-        """Process all groups now. A group that raises fails; the others are not affected."""
+        """Process all groups now; a group that raises fails alone."""
         batches = self._batches
         for key in list(batches):
             tups = batches.pop(key)
@@ -83,13 +88,13 @@ class BatchingBolt(GatheringBolt):
                 self._undo()
                 self.raise_exception(error, tups[0])
                 if self.auto_fail:
-                    # Not an argument: a class may have a `fail` of its own, as in streamparse.
+                    # Not an argument: a class may override `fail`, as in streamparse.
                     self._why = error
                     for tup in tups:
                         self.fail(tup)
                     self._why = None
             except BaseException:
-                # The task restarts: the batch fails with what is gathered.
+                # The task restarts: the batch fails with the gathered tuples.
                 self._undo()
                 batches[key] = tups
                 raise
@@ -102,8 +107,9 @@ class BatchingBolt(GatheringBolt):
 
 
 class TicklessBatchingBolt(BatchingBolt):
-    """A :class:`BatchingBolt` whose batches are processed every ``secs_between_batches``
-    seconds.
+    """A :class:`BatchingBolt` that processes batches by time.
+
+    They are processed every ``secs_between_batches`` seconds.
     """
 
     secs_between_batches: ClassVar[float] = 2

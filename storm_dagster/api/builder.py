@@ -1,5 +1,6 @@
-"""Topologies as classes, whose attributes are the components, or by a builder; and the checks of
-every topology.
+"""Topologies as classes or by a builder, and the checks of every topology.
+
+The attributes of a topology class are its components.
 """
 
 from collections.abc import Mapping
@@ -33,8 +34,9 @@ class TopologyBuilder:
         args: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
     ) -> Spec:
-        """Add a spout: a class, a :class:`Spec`, or ``"module:Class"``. The spec can be used as an
-        input.
+        """Add a spout: a class, a :class:`Spec`, or ``"module:Class"``.
+
+        The returned spec can be an input of a bolt.
         """
         return self._add(
             "spout", component_id, component, par=par, config=config, args=args, outputs=outputs
@@ -50,8 +52,9 @@ class TopologyBuilder:
         args: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
     ) -> Spec:
-        """Add a bolt; inputs are component ids, specs or their streams, as in
-        ``Component.spec``.
+        """Add a bolt.
+
+        Inputs are component ids, specs or their streams, as in ``Component.spec``.
         """
         return self._add(
             "bolt",
@@ -65,7 +68,7 @@ class TopologyBuilder:
         )
 
     def _add(
-        self, kind: str, component_id: str, component: Any, inputs: Inputs = None, **given: Any
+        self, kind: str, component_id: str, component: Any, inputs: Inputs = None, **settings: Any
     ) -> Spec:
         if component_id in self._specs:
             raise InvalidTopology(
@@ -76,14 +79,16 @@ class TopologyBuilder:
             if inputs is not None:
                 spec.inputs = inputs
         elif isinstance(component, str):
-            given["par"] = 1 if given["par"] is None else given["par"]
-            spec = Spec(kind=kind, code=component, inputs=inputs, **given)
+            if settings["par"] is None:
+                settings["par"] = 1
+            spec = Spec(kind=kind, code=component, inputs=inputs, **settings)
         elif isinstance(component, type) and hasattr(component, "spec"):
-            made: Any = component
-            spec = made.spec(inputs=inputs, **given)
+            component_class: Any = component
+            spec = component_class.spec(inputs=inputs, **settings)
         else:
             raise InvalidTopology(
-                f"component {component_id!r} must be a Spout or Bolt class, a spec, or 'module:Class', got {component!r:.60}"
+                f"component {component_id!r} must be a Spout or Bolt class, a spec, or "
+                f"'module:Class', got {component!r:.60}"
             )
         if spec.kind != kind:
             raise InvalidTopology(
@@ -94,7 +99,7 @@ class TopologyBuilder:
         return spec
 
     def build(self) -> TopologySpec:
-        """The serializable topology; :class:`InvalidTopology` if it is not valid."""
+        """Build the serializable topology; :class:`InvalidTopology` if it is invalid."""
         return build_spec(self._specs, name=self.name, config=self.config, title="the topology")
 
     to_spec = build
@@ -118,26 +123,27 @@ class Topology:
     @classmethod
     def specs(cls) -> dict[str, Spec]:
         """The component specs by id, in declared order."""
-        found: dict[str, tuple[str, Spec]] = {}
+        by_attribute: dict[str, Spec] = {}
         for base in reversed(cls.__mro__):
             for attribute, value in vars(base).items():
                 if isinstance(value, Spec):
-                    found[attribute] = (value.name or attribute, value)
+                    by_attribute[attribute] = value
                 else:
-                    found.pop(attribute, None)
+                    by_attribute.pop(attribute, None)
         specs: dict[str, Spec] = {}
-        for attribute, (component, spec) in found.items():
-            if component in specs:
+        for attribute, spec in by_attribute.items():
+            component_id = spec.name or attribute
+            if component_id in specs:
                 raise InvalidTopology(
-                    f"topology {cls.__name__} has two components with the id {component!r} (one is {attribute!r}): "
-                    "rename one of them"
+                    f"topology {cls.__name__} has two components with the id {component_id!r} "
+                    f"(one is {attribute!r}): rename one of them"
                 )
-            specs[component] = spec
+            specs[component_id] = spec
         return specs
 
     @classmethod
     def to_spec(cls) -> TopologySpec:
-        """The serializable topology; :class:`InvalidTopology` if it is not valid."""
+        """Build the serializable topology; :class:`InvalidTopology` if it is invalid."""
         name = cls.name if isinstance(cls.name, str) else ""
         return build_spec(
             cls.specs(), name=name, config=cls.config or {}, title=f"topology {cls.__name__}"
@@ -149,32 +155,29 @@ def build_spec(
 ) -> TopologySpec:
     """Build and check the topology of these components.
 
-    Checked here: ids, at least one spout, that inputs, their streams and their fields exist,
-    importable code, JSON arguments. Nimbus checks the rest, for every client.
+    The checks here: ids, at least one spout, existing inputs, streams and fields, importable code,
+    JSON arguments. Nimbus checks the other rules, for every client.
     """
     names: dict[int, str] = {}
     for component_id, spec in specs.items():
         check_component_id(component_id)
         if id(spec) in names:
             raise InvalidTopology(
-                f"{title}: {names[id(spec)]!r} and {component_id!r} are one and the same spec: make one for each"
+                f"{title}: {names[id(spec)]!r} and {component_id!r} are one and the same spec: "
+                "make one for each"
             )
         names[id(spec)] = component_id
         spec.name = spec.name or component_id
     if not any(spec.kind == "spout" for spec in specs.values()):
         raise InvalidTopology(f"{title} has no spout: add one, only spouts produce tuples")
+    _check_checkpoints(specs)
     spouts: dict[str, ComponentSpec] = {}
     bolts: dict[str, ComponentSpec] = {}
-    owners: dict[Any, str] = {}
     for component_id, spec in specs.items():
-        place = (
-            spec._args.get("checkpoint") if getattr(spec._code, "_owns_checkpoint", False) else None
-        )
-        if place and owners.setdefault(place, component_id) != component_id:
-            raise InvalidTopology(
-                f"spouts {owners[place]!r} and {component_id!r} have one checkpoint, {place}: give each its own"
-            )
-        (spouts if spec.kind == "spout" else bolts)[component_id] = spec.to_component(names)
+        if spec.kind == "spout":
+            spouts[component_id] = spec.to_component(names)
+        else:
+            bolts[component_id] = spec.to_component(names)
     topology = TopologySpec(
         name=name, spouts=spouts, bolts=bolts, conf=_json_map(config, f"{title}: config")
     )
@@ -182,6 +185,21 @@ def build_spec(
         if not part.inputs:
             raise InvalidTopology(f"bolt {component_id!r} has no inputs: give it at least one")
         streams = check_inputs(topology, component_id)
-        if check := getattr(specs[component_id]._code, "check_inputs", None):
+        check = getattr(specs[component_id]._code, "check_inputs", None)
+        if check is not None:
             check(f"bolt {component_id!r}", streams)
     return topology
+
+
+def _check_checkpoints(specs: Mapping[str, Spec]) -> None:
+    """Raise :class:`InvalidTopology` if two components have the same checkpoint."""
+    owners: dict[Any, str] = {}
+    for component_id, spec in specs.items():
+        if not getattr(spec._code, "_owns_checkpoint", False):
+            continue
+        checkpoint = spec._args.get("checkpoint")
+        if checkpoint and owners.setdefault(checkpoint, component_id) != component_id:
+            raise InvalidTopology(
+                f"spouts {owners[checkpoint]!r} and {component_id!r} have one checkpoint, "
+                f"{checkpoint}: give each its own"
+            )

@@ -53,7 +53,7 @@ class TopologyContext:
         self._state_dir = state_dir
         self._state: TaskState | None = None
         self._on_close: list[Callable[[], None]] = []
-        """Called by :meth:`close`, for what the worker has opened beside the state."""
+        """Called by :meth:`close`, for resources of the worker beside the state."""
         self._open_state = open_state
         self._open_positions = open_positions
         self._cluster_spark = tuple(cluster_spark)
@@ -61,15 +61,19 @@ class TopologyContext:
         self._now_ms = now_ms
         self.assignment_version = assignment_version
         self.batch_id = ""
-        """Digest of the rows that the function of a :class:`SparkBolt` is called with, in their
-        order: equal rows have an equal id, in whatever task and however often.
+        """Digest of the rows that the function of a :class:`SparkBolt` is called with.
+
+        Equal rows in equal order always have an equal id, in every task.
         """
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970 by the worker's monotonic clock, by which windows are cut;
-        simulated in the test harness.
+        """Milliseconds since 1970 by the worker's monotonic clock.
+
+        Windows use this clock. The test harness simulates it.
         """
-        return self._now_ms() if self._now_ms is not None else int(time.time() * 1000)
+        if self._now_ms is not None:
+            return self._now_ms()
+        return int(time.time() * 1000)
 
     @property
     def topology_name(self) -> str:
@@ -94,19 +98,21 @@ class TopologyContext:
     def streams(self) -> list[str]:
         """Output streams of this task's component."""
         part = self.spec.component(self.component)
-        return [name for name in part.outputs if not name.startswith("__")] if part else []
+        if not part:
+            return []
+        return [name for name in part.outputs if not name.startswith("__")]
 
     def output_fields(self, stream: str = DEFAULT_STREAM) -> list[str]:
         """Fields of one of this component's streams."""
         return self.source_fields(self.component, stream)
 
     def source_fields(self, component: str, stream: str = DEFAULT_STREAM) -> list[str]:
-        """Fields of a stream of any component; ``InvalidRequest`` when it has no such stream."""
+        """Fields of a stream of any component; ``InvalidRequest`` for an unknown stream."""
         part = self.spec.component(component)
-        found = part.outputs.get(stream) if part else None
-        if found is None:
+        output = part.outputs.get(stream) if part else None
+        if output is None:
             raise InvalidRequest(f"component {component!r} has no stream {stream!r}")
-        return list(found.fields)
+        return list(output.fields)
 
     @property
     def state(self) -> TaskState:
@@ -118,13 +124,14 @@ class TopologyContext:
         return self._state
 
     def restrict(self, owns: Callable[[], bool]) -> None:
-        """Restrict writes of the state to when ``owns()`` (called by the worker, before the state
-        is opened).
+        """Allow writes of the state only while ``owns()`` is true.
+
+        The worker calls this before the state is opened.
         """
         self._owns = owns
 
     def may_write(self) -> bool:
-        """Whether this process still owns the task."""
+        """True if this process still owns the task."""
         return self._owns is None or self._owns()
 
     def close(self) -> None:
@@ -141,19 +148,20 @@ class TopologyContext:
 
     def _targets(self) -> dict[str, dict[str, Any]]:
         targets: dict[str, dict[str, Any]] = {stream: {} for stream in self.streams}
-        for name, _, reading in self.spec.components():
-            for item in reading.inputs:
-                if item.component == self.component and item.stream in targets:
-                    targets[item.stream][name] = _grouping(item.grouping)
+        for name, _, reader in self.spec.components():
+            for source in reader.inputs:
+                if source.component == self.component and source.stream in targets:
+                    targets[source.stream][name] = _grouping(source.grouping)
         return targets
 
-    def _sources(self, what: Callable[[InputSpec], Any]) -> dict[str, dict[str, Any]]:
+    def _sources(self, value_of: Callable[[InputSpec], Any]) -> dict[str, dict[str, Any]]:
+        """Component -> stream -> value of the input, without the system's inputs."""
         part = self.spec.component(self.component)
-        found: dict[str, dict[str, Any]] = {}
-        for item in part.inputs if part else ():
-            if not item.component.startswith("__"):
-                found.setdefault(item.component, {})[item.stream] = what(item)
-        return found
+        values: dict[str, dict[str, Any]] = {}
+        for source in part.inputs if part else ():
+            if not source.component.startswith("__"):
+                values.setdefault(source.component, {})[source.stream] = value_of(source)
+        return values
 
     def keys(self) -> tuple[str, ...]:
         """Keys of the map, which is the context of the multilang protocol."""
@@ -167,18 +175,34 @@ class TopologyContext:
 
     def get(self, key: str, default: Any = None) -> Any:
         """As ``context[key]``, or ``default``."""
-        return _KEYS[key](self) if key in _KEYS else default
+        if key not in _KEYS:
+            return default
+        return _KEYS[key](self)
+
+
+def _task_to_component(context: TopologyContext) -> dict[str, str]:
+    return {str(task): name for task, name in context._tasks.items()}
+
+
+def _output_fields(context: TopologyContext) -> dict[str, list[str]]:
+    return {stream: context.output_fields(stream) for stream in context.streams}
+
+
+def _source_groupings(context: TopologyContext) -> dict[str, dict[str, Any]]:
+    return context._sources(lambda source: _grouping(source.grouping))
+
+
+def _source_fields(context: TopologyContext) -> dict[str, dict[str, Any]]:
+    return context._sources(lambda source: context.source_fields(source.component, source.stream))
 
 
 _KEYS: "dict[str, Callable[[TopologyContext], Any]]" = {
-    "task->component": lambda of: {str(task): name for task, name in of._tasks.items()},
-    "taskid": lambda of: of.task_id,
-    "componentid": lambda of: of.component,
-    "stream->target->grouping": lambda of: of._targets(),
-    "streams": lambda of: of.streams,
-    "stream->outputfields": lambda of: {stream: of.output_fields(stream) for stream in of.streams},
-    "source->stream->grouping": lambda of: of._sources(lambda item: _grouping(item.grouping)),
-    "source->stream->fields": lambda of: of._sources(
-        lambda item: of.source_fields(item.component, item.stream)
-    ),
+    "task->component": _task_to_component,
+    "taskid": lambda context: context.task_id,
+    "componentid": lambda context: context.component,
+    "stream->target->grouping": lambda context: context._targets(),
+    "streams": lambda context: context.streams,
+    "stream->outputfields": _output_fields,
+    "source->stream->grouping": _source_groupings,
+    "source->stream->fields": _source_fields,
 }

@@ -1,4 +1,4 @@
-"""Components as functions: ``@spout`` and ``@bolt`` make a component class of a function.
+"""Components as functions: ``@spout`` and ``@bolt`` make a class of a function.
 
     @spout(outputs=["line"])
     def lines(context: TopologyContext) -> Iterator[str]:
@@ -12,9 +12,9 @@
         lines = lines.spec()
         words = words.spec(inputs=[lines], par=2)
 
-What is yielded is emitted: a tuple has a value for each field, anything else is the value of the
-only field, an :class:`Emit` names another stream, and ``None`` is nothing. A function that is no
-generator may return one of these.
+Yielded items are emitted: a tuple has a value for each field, an :class:`Emit` names another
+stream, ``None`` is ignored, and any other item is the value of the only field. A function that is
+not a generator may return one of these.
 """
 
 import collections.abc
@@ -42,7 +42,7 @@ _SERIES = (
 
 
 class Emit:
-    """Values for a stream other than the default one: ``yield Emit("late", word, 3)``."""
+    """Values for another stream than the default one: ``yield Emit("late", word, 3)``."""
 
     __slots__ = ("stream", "values")
 
@@ -57,9 +57,9 @@ class _Function:
     function: ClassVar[Callable[..., Any]]
     """The function itself, for tests."""
     _supplied: ClassVar[tuple[str, ...]] = ()
-    """Parameters that get something of the task."""
+    """Parameters that get the tuple or the context."""
     _fields: ClassVar[tuple[str, ...]] = ()
-    """Parameters that get fields of a tuple: all others without a default."""
+    """Parameters that get fields of a tuple: all other ones without a default."""
     _hints: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, **args: Any) -> None:
@@ -67,19 +67,20 @@ class _Function:
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Check that the function has these arguments; :class:`InvalidTopology` names one that it
-        lacks.
+        """Check that the function has these arguments.
+
+        Raises :class:`InvalidTopology` that names an argument that it lacks.
         """
-        known = [
-            parameter.name
-            for parameter in inspect.signature(cls.function).parameters.values()
-            if parameter.default is not parameter.empty
+        parameters = inspect.signature(cls.function).parameters.values()
+        arguments = [
+            parameter.name for parameter in parameters if parameter.default is not parameter.empty
         ]
-        if unknown := sorted(args.keys() - set(known)):
-            raise InvalidTopology(
-                f"{cls.__module__}.{cls.__qualname__} has no argument {unknown[0]!r} with a default, which a spec may "
-                f"give: {', '.join(known) or 'it has none'}"
-            )
+        for name in sorted(args):
+            if name not in arguments:
+                raise InvalidTopology(
+                    f"{cls.__module__}.{cls.__qualname__} has no argument {name!r} with a default, "
+                    f"which a spec may give: {', '.join(arguments) or 'it has none'}"
+                )
         return {}
 
 
@@ -95,39 +96,45 @@ class FunctionBolt(_Function, Bolt):
 
     @classmethod
     def check_inputs(cls, owner: str, inputs: Mapping[tuple[str, str], StreamSpec]) -> None:
-        """Check that each input, (component, stream), has the fields of the parameters, with their
-        types.
+        """Check that each input has the fields of the parameters, with their types.
 
-        Raises :class:`InvalidTopology` that names function, field and type.
+        ``inputs`` are by (component, stream). Raises :class:`InvalidTopology` that names function,
+        field and type.
         """
         for (component, stream), spec in inputs.items():
-            kinds = dict(zip(spec.fields, spec.types or ("any",) * len(spec.fields), strict=True))
+            types_of = dict.fromkeys(spec.fields, "any")
+            if spec.types:
+                types_of = dict(zip(spec.fields, spec.types, strict=True))
+            source = f"stream {stream!r} of {component!r}"
             for field in cls._fields:
-                source = f"stream {stream!r} of {component!r}"
-                if field not in kinds:
+                if field not in types_of:
                     raise InvalidTopology(
-                        f"{owner}: {cls.__name__}() has the parameter {field!r}, but {source} has the fields: "
-                        f"{', '.join(spec.fields) or 'none'}; rename it, or give it a default if it is no field"
+                        f"{owner}: {cls.__name__}() has the parameter {field!r}, but {source} has "
+                        f"the fields: {', '.join(spec.fields) or 'none'}; rename it, or give it a "
+                        "default if it is no field"
                     )
-                wanted, found = _type_name(cls._hints.get(field)), kinds[field]
-                if (
-                    "any" not in (wanted, found)
-                    and wanted != found
-                    and (wanted, found) != ("float", "int")
-                ):
+                hint = _type_name(cls._hints.get(field))
+                if not _accepts(hint, types_of[field]):
                     raise InvalidTopology(
-                        f"{owner}: parameter {field!r} of {cls.__name__}() is {wanted}, but in {source} it is {found}"
+                        f"{owner}: parameter {field!r} of {cls.__name__}() is {hint}, but in "
+                        f"{source} it is {types_of[field]}"
                     )
 
     def process(self, tup: Tuple) -> Any:
-        """Call the function with the fields of the tuple, and emit what it gives."""
-        for item in _given(self.function(**self._arguments(tup))):
+        """Call the function with the fields of the tuple, and emit its results."""
+        for item in _items(self.function(**self._arguments(tup))):
             self._send(item)
 
     def _arguments(self, tup: Tuple) -> dict[str, Any]:
-        values, known = self.named(tup), {"tup": tup, "context": self.context}
-        fields = {field: values[field] for field in self._fields}
-        return {**self._args, **fields, **{name: known[name] for name in self._supplied}}
+        arguments = dict(self._args)
+        values = self.named(tup)
+        for field in self._fields:
+            arguments[field] = values[field]
+        if "tup" in self._supplied:
+            arguments["tup"] = tup
+        if "context" in self._supplied:
+            arguments["context"] = self.context
+        return arguments
 
     def _send(self, item: Any) -> None:
         if item is not None:
@@ -137,38 +144,40 @@ class FunctionBolt(_Function, Bolt):
 
 class _AsyncFunctionBolt(FunctionBolt):
     async def process(self, tup: Tuple) -> Any:
-        made = self.function(**self._arguments(tup))
-        if inspect.isasyncgen(made):
-            async for item in made:
+        result = self.function(**self._arguments(tup))
+        if inspect.isasyncgen(result):
+            async for item in result:
                 self._send(item)
         else:
-            for item in _given(await made):
+            for item in _items(await result):
                 self._send(item)
 
 
 class FunctionSpout(_Function, ReliableSpout):
-    """A spout that emits what a generator yields; made by :func:`spout`.
+    """A spout that emits the items of a generator; made by :func:`spout`.
 
-    A tuple that fails is emitted again from memory, at most ``max_fails`` times. The generator
-    starts from its beginning when it has raised, and when its task starts again: one that shall go
-    on keeps its position in ``context.state``, or is a :class:`Spout`.
+    A tuple that fails is re-emitted from memory, at most ``max_fails`` times. The generator starts
+    from its beginning when it has raised, and when its task restarts. To continue, keep its
+    position in ``context.state``, or write a :class:`Spout`.
     """
 
     _supplied = ("context",)
     reliable: ClassVar[bool] = True
-    """Whether tuples are tracked, and emitted again when they fail."""
+    """True if tuples are tracked, and re-emitted when they fail."""
     _items: Iterator[Any] | None = None
     _sent = 0
 
     def next_tuple(self) -> None:
-        """Emit the next thing that the generator yields."""
+        """Emit the next item of the generator."""
         if self._items is None:
-            given = dict.fromkeys(self._supplied, self.context)
-            self._items = iter(self.function(**self._args, **given))
+            arguments = dict(self._args)
+            if "context" in self._supplied:
+                arguments["context"] = self.context
+            self._items = iter(self.function(**arguments))
         try:
             item = next(self._items, None)
         except BaseException:
-            # A generator that has raised yields nothing any more.
+            # A generator that has raised is exhausted.
             self._items = None
             raise
         if item is None:
@@ -200,14 +209,14 @@ def bolt(
     config: Mapping[str, Any] | None = None,
     blocking: bool = False,
 ) -> Any:
-    """Make a bolt class of a function: ``@bolt`` for one without outputs, else
-    ``@bolt(outputs=[...])``.
+    """Make a bolt class of a function.
 
-    Parameters without a default are fields of the input, which are checked by name and type when
-    the topology is built; ``tup`` is the whole tuple, ``context`` the :class:`TopologyContext`.
-    Those with a default are arguments, ``spec(args={...})``. The function may be a generator,
-    ``async``, or both. ``outputs``, ``par``, ``config`` and ``blocking`` are as in a :class:`Bolt`;
-    names alone get the types of the function's annotation.
+    Use ``@bolt`` for a function without outputs, else ``@bolt(outputs=[...])``. Parameters without
+    a default are fields of the input, which are checked by name and type when the topology is
+    built; ``tup`` is the whole tuple, ``context`` the :class:`TopologyContext`. Parameters with a
+    default are arguments, ``spec(args={...})``. The function may be a generator, ``async``, or
+    both. ``outputs``, ``par``, ``config`` and ``blocking`` are as in a :class:`Bolt`; names without
+    types get those of the function's annotation.
 
     Raises :class:`InvalidTopology` for a function that cannot be called so.
     """
@@ -241,14 +250,14 @@ def spout(
     blocking: bool = False,
     reliable: bool = True,
 ) -> Any:
-    """Make a spout class of a generator: each tuple that it yields is emitted; ``yield None`` when
-    there is none now.
+    """Make a spout class of a generator, whose tuples are emitted.
 
-    Its parameter ``context``, if it has one, is the :class:`TopologyContext`; those with a default
-    are arguments, ``spec(args={...})``. With ``reliable`` a failed tuple is emitted again
-    (:class:`FunctionSpout`).
+    The generator yields ``None`` while there is no tuple. Its parameter ``context``, if it has one,
+    is the :class:`TopologyContext`; parameters with a default are arguments, ``spec(args={...})``.
+    With ``reliable`` a failed tuple is re-emitted (:class:`FunctionSpout`).
 
-    Raises :class:`InvalidTopology` for a function that is no generator, or has other parameters.
+    Raises :class:`InvalidTopology` for a function that is not a generator, or that has other
+    parameters.
     """
 
     def make(function: Callable[..., Any]) -> type[FunctionSpout]:
@@ -256,12 +265,13 @@ def spout(
         if not inspect.isgeneratorfunction(function):
             raise InvalidTopology(f"{name} is not a generator function: let it yield its tuples")
         settings = {"par": par, "config": config, "blocking": blocking, "reliable": reliable}
-        made = _component(FunctionSpout, function, outputs, **settings)
-        if made._fields:
+        component = _component(FunctionSpout, function, outputs, **settings)
+        if component._fields:
             raise InvalidTopology(
-                f"{name}: parameter {made._fields[0]!r} has no default: a spout has no input, its arguments have defaults"
+                f"{name}: parameter {component._fields[0]!r} has no default: a spout has no input, "
+                "its arguments have defaults"
             )
-        return made
+        return component
 
     return make if function is None else make(function)
 
@@ -278,7 +288,8 @@ def _component(
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise InvalidTopology(
-                f"{function.__qualname__} has the parameter {parameter}: name each field, values are passed by name"
+                f"{function.__qualname__} has the parameter {parameter}: name each field, values "
+                "are passed by name"
             )
         if parameter.name in base._supplied:
             supplied.append(parameter.name)
@@ -289,7 +300,7 @@ def _component(
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
         "function": staticmethod(function),
-        "outputs": _typed(outputs, hints.get("return")),
+        "outputs": _add_types(outputs, hints.get("return")),
         "_supplied": tuple(supplied),
         "_fields": tuple(fields),
         "_hints": hints,
@@ -298,32 +309,47 @@ def _component(
 
 
 def _type_name(hint: Any) -> str:
+    """The field type of an annotation; ``any`` if it is not one."""
     kind = typing.get_origin(hint) or hint
-    name = getattr(kind, "__name__", "any") if isinstance(kind, type) else "any"
-    return name if name in FIELD_TYPES else "any"
+    if not isinstance(kind, type) or kind.__name__ not in FIELD_TYPES:
+        return "any"
+    return kind.__name__
 
 
-def _typed(outputs: Outputs, hint: Any) -> Outputs:
-    """Names with the types of what the function gives, where its annotation has one for each."""
-    names = [] if outputs is None or isinstance(outputs, str | Mapping) else list(outputs)
+def _accepts(hint: str, field_type: str) -> bool:
+    """True if a parameter of this type takes values of the field's type."""
+    if "any" in (hint, field_type) or hint == field_type:
+        return True
+    return hint == "float" and field_type == "int"
+
+
+def _add_types(outputs: Outputs, hint: Any) -> Outputs:
+    """Add the types of the return annotation to names, if it has one for each."""
+    if outputs is None or isinstance(outputs, str | Mapping):
+        return outputs
+    names = list(outputs)
     if not names or not all(isinstance(name, str) for name in names):
         return outputs
     if typing.get_origin(hint) in _SERIES and typing.get_args(hint):
         hint = typing.get_args(hint)[0]
-    kinds = typing.get_args(hint) if typing.get_origin(hint) is tuple else (hint,)
-    if len(kinds) != len(names):
+    hints = typing.get_args(hint) if typing.get_origin(hint) is tuple else (hint,)
+    if len(hints) != len(names):
         return outputs
-    known = [_type_name(kind) for kind in kinds]
-    return outputs if set(known) == {"any"} else dict(zip(names, known, strict=True))
+    type_names = [_type_name(part) for part in hints]
+    if set(type_names) == {"any"}:
+        return outputs
+    return dict(zip(names, type_names, strict=True))
 
 
-def _given(result: Any) -> Any:
-    """What a function gave, one after the other."""
+def _items(result: Any) -> Any:
+    """The items of a function's result: those of a generator, or the result itself."""
     return result if isinstance(result, types.GeneratorType) else (result,)
 
 
 def _values(item: Any) -> tuple[Any, str | None]:
-    """Values and stream of what was yielded."""
+    """Values and stream of an item; ``None`` is the default stream."""
     if isinstance(item, Emit):
         return list(item.values), item.stream
-    return (list(item) if isinstance(item, tuple) else [item]), None
+    if isinstance(item, tuple):
+        return list(item), None
+    return [item], None

@@ -15,12 +15,14 @@ from storm_dagster.model.multimap import multimap
 class Join:
     """Definition of a join, in the order of the calls (as Storm's JoinBolt)::
 
-        Join("orders", "customer").inner("customers", "id", "orders").left("ratings", "customer", "orders")
+        Join("orders", "customer")
+            .inner("customers", "id", "orders")
+            .left("ratings", "customer", "orders")
             .select("customer", "orders:item", "customers:name", "ratings:stars as rating")
 
-    A stream is named by the component that it comes from (with ``by="stream"`` by its own name) and
-    is always joined by one and the same field, by which it must be grouped when the bolt has
-    several tasks. A field may reach into maps: ``"user.address.city"``.
+    A stream is named by its component, or with ``by="stream"`` by its own name. It is always joined
+    by the same field, and must be grouped by that field if the bolt has several tasks. A field may
+    reach into maps: ``"user.address.city"``.
     """
 
     def __init__(
@@ -34,12 +36,12 @@ class Join:
         """(stream or ``""``, field, output name)."""
 
     def _join(self, kind: str, stream: str, key: str, other: str) -> Join:
-        known = [part["stream"] for part in self.parts]
-        if other not in known:
+        joined = [part["stream"] for part in self.parts]
+        if other not in joined:
             raise InvalidTopology(
-                f"join of {stream!r} with {other!r}, which is not joined before: {known}"
+                f"join of {stream!r} with {other!r}, which is not joined before: {joined}"
             )
-        if stream in known:
+        if stream in joined:
             raise InvalidTopology(f"stream {stream!r} is joined twice: a stream can take part once")
         self.parts.append({"kind": kind, "stream": stream, "key": key, "with": other})
         return self
@@ -53,21 +55,24 @@ class Join:
         return self._join("left", stream, key, other)
 
     def select(self, *fields: str) -> Join:
-        """The values to emit: ``"field"`` (of the first stream that has it), ``"stream:field"``,
-        each with ``" as name"`` if its output is to be called otherwise.
+        """Select the values to emit.
+
+        A value is ``"field"`` (of the first stream that has it) or ``"stream:field"``, with
+        ``" as name"`` if its output has another name.
         """
         for text in fields:
-            source, _, name = (part.strip() for part in text.partition(" as "))
-            stream, colon, field = source.rpartition(":")
+            source, _, name = text.partition(" as ")
+            name = name.strip()
+            stream, colon, field = source.strip().rpartition(":")
             if colon and stream not in [part["stream"] for part in self.parts]:
                 raise InvalidTopology(f"select {text!r}: {stream!r} is not joined")
             self.fields.append((stream, field, name or field.rpartition(".")[2]))
         names = [name for _, _, name in self.fields]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise InvalidTopology(
-                f"two selected fields are called {twice[0]!r}: rename one with ' as other_name'"
-            )
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidTopology(
+                    f"two selected fields are called {name!r}: rename one with ' as other_name'"
+                )
         return self
 
 
@@ -93,99 +98,113 @@ class JoinBolt(WindowedBolt):
         """The join as part of a topology; the selected fields are its outputs."""
         if not join.fields:
             raise InvalidTopology("a join selects nothing: call select(...)")
-        args = {"by": join.by, "parts": join.parts, "fields": [list(one) for one in join.fields]}
+        fields = [list(field) for field in join.fields]
+        args = {"by": join.by, "parts": join.parts, "fields": fields}
         outputs = [output for _, _, output in join.fields]
         return super().spec(name, inputs, par, config, outputs, args, window)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Find the fields of every input; :class:`InvalidTopology` for a joined or selected one
-        that is missing.
+        """Read the fields of every input.
+
+        Raises :class:`InvalidTopology` for a joined or selected field that is missing.
         """
         self._places: dict[tuple[str, str], dict[str, int]] = {}
-        several = len(context.component_tasks(context.component)) > 1
+        owner = f"bolt {context.component!r}"
+        several_tasks = len(context.component_tasks(context.component)) > 1
         part = context.spec.component(context.component)
-        for item in part.inputs if part else ():
-            fields = context.source_fields(item.component, item.stream)
-            stream = self._stream(item.component, item.stream)
+        for source in part.inputs if part else ():
+            fields = context.source_fields(source.component, source.stream)
+            stream = self._stream(source.component, source.stream)
             key = self._keys.get(stream)
             if key is None:
                 raise InvalidTopology(
-                    f"bolt {context.component!r} reads {stream!r}, which its join does not name: {', '.join(self._keys)}"
+                    f"{owner} reads {stream!r}, which its join does not name: "
+                    f"{', '.join(self._keys)}"
                 )
             root = key.partition(".")[0]
             if root not in fields:
                 raise InvalidTopology(
-                    f"bolt {context.component!r} joins {stream!r} by {key!r}, but it has: {', '.join(fields)}"
+                    f"{owner} joins {stream!r} by {key!r}, but it has: {', '.join(fields)}"
                 )
-            if several and item.grouping.fields != (root,):
+            if several_tasks and source.grouping.fields != (root,):
                 raise InvalidTopology(
-                    f"bolt {context.component!r} has several tasks: group its input {stream!r} by the join's field, "
+                    f"{owner} has several tasks: group its input {stream!r} by the join's field, "
                     f"Grouping.fields({root!r}), or partners would not meet"
                 )
-            self._places[(item.component, item.stream)] = {
-                field: at for at, field in enumerate(fields)
-            }
-        found = {self._stream(*source) for source in self._places}
-        missing = [stream for stream in self._keys if stream not in found]
-        if missing:
-            raise InvalidTopology(
-                f"bolt {context.component!r} joins {missing[0]!r}, which is none of its inputs: {', '.join(found)}"
-            )
-        self._check_selected(context.component)
-
-    def _check_selected(self, component: str) -> None:
-        # A field that no stream has would be None in every row, without any error.
+            places = {field: index for index, field in enumerate(fields)}
+            self._places[(source.component, source.stream)] = places
+        inputs = {self._stream(*source) for source in self._places}
+        for stream in self._keys:
+            if stream not in inputs:
+                raise InvalidTopology(
+                    f"{owner} joins {stream!r}, which is none of its inputs: {', '.join(inputs)}"
+                )
         for stream, field in self._fields:
-            root, _, rest = field.partition(".")
-            known = {
-                name: list(places)
-                for source, places in self._places.items()
-                if stream in ("", name := self._stream(*source))
-            }
-            if any(root in fields for fields in known.values()):
-                continue
-            has = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in known.items())
-            meant = (
-                f"; a field of a stream is written {root}:{rest}" if rest and root in known else ""
-            )
-            raise InvalidTopology(
-                f"bolt {component!r} selects {field!r}, which no stream of its join has ({has}){meant}"
-            )
+            self._check_selected(owner, stream, field)
+
+    def _check_selected(self, owner: str, stream: str, field: str) -> None:
+        """Check that a stream has the field: it would be ``None`` in every row."""
+        root, _, path = field.partition(".")
+        candidates: dict[str, list[str]] = {}
+        for source, places in self._places.items():
+            name = self._stream(*source)
+            if stream in ("", name):
+                candidates[name] = list(places)
+        if any(root in fields for fields in candidates.values()):
+            return
+        streams = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in candidates.items())
+        hint = ""
+        if path and root in candidates:
+            hint = f"; a field of a stream is written {root}:{path}"
+        raise InvalidTopology(
+            f"{owner} selects {field!r}, which no stream of its join has ({streams}){hint}"
+        )
 
     def _stream(self, component: str, stream: str) -> str:
         return component if self._by_component else stream
 
     def _value(self, tup: Tuple | None, field: str) -> Any:
-        # `None` also for a missing field.
+        """The value of a field, or ``None`` without a tuple or such a field."""
         root, *path = field.split(".")
-        at = None if tup is None else self._places[(tup.component, tup.stream)].get(root)
-        value = None if tup is None or at is None else tup.values[at]
-        for part in path:
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value: Any = None
+        if tup is not None:
+            index = self._places[(tup.component, tup.stream)].get(root)
+            if index is not None:
+                value = tup.values[index]
+        for name in path:
+            value = value.get(name) if isinstance(value, Mapping) else None
         return value
 
     def process_window(self, window: TupleWindow) -> None:
         """Emit the joined rows of the window."""
         tuples = multimap((self._stream(tup.component, tup.stream), tup) for tup in window)
-        first, *rest = self._parts
+        first, *others = self._parts
         rows: list[dict[str, Tuple | None]] = [
             {first["stream"]: tup} for tup in tuples.get(first["stream"], [])
         ]
-        for part in rest:
-            stream, other = part["stream"], part["with"]
-            partners = multimap(
-                (_hashable(self._value(tup, part["key"])), tup) for tup in tuples.get(stream, [])
-            )
-            joined: list[dict[str, Tuple | None]] = []
-            for row in rows:
-                value = _hashable(self._value(row[other], self._keys[other]))
-                found: Iterable[Tuple | None] = partners.get(value, ()) if value is not None else ()
-                if not found and part["kind"] == "left":
-                    found = (None,)
-                joined += [{**row, stream: tup} for tup in found]
-            rows = joined
+        for part in others:
+            rows = self._join(part, rows, tuples.get(part["stream"], []))
         for row in rows:
             self.emit([self._selected(row, stream, field) for stream, field in self._fields])
+
+    def _join(
+        self,
+        part: Mapping[str, str],
+        rows: Iterable[dict[str, Tuple | None]],
+        tuples: Iterable[Tuple],
+    ) -> list[dict[str, Tuple | None]]:
+        """Join the rows with the tuples of one more stream."""
+        partners_of = multimap((_hashable(self._value(tup, part["key"])), tup) for tup in tuples)
+        joined: list[dict[str, Tuple | None]] = []
+        for row in rows:
+            value = _hashable(self._value(row[part["with"]], self._keys[part["with"]]))
+            partners: Iterable[Tuple | None] = ()
+            if value is not None:
+                partners = partners_of.get(value, ())
+            if not partners and part["kind"] == "left":
+                partners = (None,)
+            joined += [{**row, part["stream"]: tup} for tup in partners]
+        return joined
 
     def _selected(self, row: Mapping[str, Tuple | None], stream: str, field: str) -> Any:
         if stream:

@@ -11,13 +11,13 @@ from storm_dagster.model.values import copy_value
 class Spout(Component):
     """A source of tuples.
 
-    The worker polls ``next_tuple``, on its one loop unless ``blocking`` is set; a call that emits
-    nothing makes it pause.
+    The worker polls ``next_tuple``, on its one loop unless ``blocking`` is set; a call without an
+    emit makes it pause.
 
     On the loop the worker binds ``emit`` at run time: an **instance attribute**, a closure over the
     task's routes, replaces the method unless the class overrides ``emit``. The reason is measured
-    speed: an emit then follows no chain of attributes and methods. The method here is the
-    signature, and what runs in tasks with their own thread.
+    speed (``benchmarks/dataplane.py``): an emit then follows no chain of attributes and methods.
+    The method here is the signature, and it runs in tasks with their own thread.
     """
 
     _kind = "spout"
@@ -26,27 +26,30 @@ class Spout(Component):
         """Emit any number of tuples."""
 
     def ack(self, tup_id: Any) -> None:
-        """The tuple emitted with ``tup_id``, and everything anchored to it, has been processed."""
+        """Handle the completion of the tuple emitted with ``tup_id``.
 
-    def fail(self, tup_id: Any) -> None:
-        """The tuple emitted with ``tup_id`` failed, or did not complete within the message
-        timeout.
+        It and all tuples anchored to it have been processed.
         """
 
+    def fail(self, tup_id: Any) -> None:
+        """Handle the failure or the message timeout of the tuple emitted with ``tup_id``."""
+
     def given_up(self, tup_id: Any) -> None:
-        """The tuple failed ``topology.dead.letter.tries`` times and is a dead letter now: it is
-        settled, as after ``ack``, which this calls.
+        """Handle a tuple that failed ``topology.dead.letter.tries`` times.
+
+        It is a dead letter now and is not repeated. By default this calls ``ack``.
         """
         self.ack(tup_id)
 
     def _lost(self, tup_id: Any) -> None:
-        """As ``fail``, for a reason that says nothing about the tuple: a worker with parts of it
-        ended, or this task.
+        """As ``fail``, if the tuple is not the cause.
+
+        A worker with parts of it ended, or this task.
         """
         self.fail(tup_id)
 
     def _on_clock(self) -> None:
-        """Called every 0.1 s or so, also while the spout may not emit."""
+        """Do periodic work; called about every 0.1 s, also while emits are forbidden."""
 
     def give_up(
         self,
@@ -57,20 +60,21 @@ class Spout(Component):
         reason: Any = None,
         position: Any = None,
     ) -> bool:
-        """Keep a tuple that is not to be emitted again as a dead letter; nothing is called back.
-        ``False``: it could not be kept, which is reported.
+        """Keep a tuple that will not be re-emitted as a dead letter.
 
-        ``reason``: an exception or text, by default why it failed last. ``position``: where it is
-        in the source.
+        No method of the spout is called. Returns ``False`` if the tuple could not be kept, which is
+        reported. ``reason`` is an exception or text, by default the reason of the last failure.
+        ``position`` is its place in the source.
         """
         return self._bound().give_up(tup_id, tup, stream, direct_task, reason, position)
 
     def activate(self) -> None:
-        """Called when the topology becomes active."""
+        """Handle the activation of the topology."""
 
     def deactivate(self) -> None:
-        """Called when the topology becomes inactive; ``next_tuple`` is not called until
-        ``activate``.
+        """Handle the deactivation of the topology.
+
+        ``next_tuple`` is not called until ``activate``.
         """
 
     def emit(
@@ -91,13 +95,13 @@ class Spout(Component):
 
 
 class ReliableSpout(Spout):
-    """A spout that emits a failed tuple again, at most ``max_fails`` times."""
+    """A spout that re-emits a failed tuple, at most ``max_fails`` times."""
 
     max_fails = 3
 
     @property
     def failed_tuples(self) -> Counter[Any]:
-        """Tuple id -> how often it failed since it was last acked or given up."""
+        """Tuple id -> number of failures since it was last acked or given up."""
         return self.__dict__.setdefault("_failed", Counter())
 
     @property
@@ -117,15 +121,11 @@ class ReliableSpout(Spout):
         if tup_id is None:
             raise ValueError("a ReliableSpout needs a tup_id for every tuple: pass tup_id=...")
         self.unacked_tuples[tup_id] = (tup, stream, direct_task, need_task_ids)
-        sent = super().emit(tup, tup_id, stream, direct_task, need_task_ids)
-        # The spout may use its own lists again.
-        self.unacked_tuples[tup_id] = (
-            [copy_value(value) for value in tup],
-            stream,
-            direct_task,
-            need_task_ids,
-        )
-        return sent
+        task_ids = super().emit(tup, tup_id, stream, direct_task, need_task_ids)
+        # A copy, since the spout may reuse its lists.
+        values = [copy_value(value) for value in tup]
+        self.unacked_tuples[tup_id] = (values, stream, direct_task, need_task_ids)
+        return task_ids
 
     def ack(self, tup_id: Any) -> None:
         """Drop the tuple."""
@@ -133,26 +133,27 @@ class ReliableSpout(Spout):
         self.unacked_tuples.pop(tup_id, None)
 
     def _lost(self, tup_id: Any) -> None:
-        """As :meth:`fail`, without a failure that counts: workers that are replaced one after the
-        other kill no tuple.
+        """As :meth:`fail`, without counting a failure.
+
+        A tuple must not become a dead letter because workers are replaced one after the other.
         """
         if tup_id in self.unacked_tuples:
             self.failed_tuples[tup_id] -= 1
         self.fail(tup_id)
 
     def fail(self, tup_id: Any) -> None:
-        """Emit the tuple again; after ``max_fails`` failures it becomes a dead letter."""
+        """Re-emit the tuple; after ``max_fails`` failures it becomes a dead letter."""
         saved = self.unacked_tuples.get(tup_id)
         if saved is None:
             self.logger.warning("tuple %r failed, but is unknown or finished", tup_id)
             return
+        tup, stream, direct_task, need_task_ids = saved
         self.failed_tuples[tup_id] += 1
         if self.failed_tuples[tup_id] > self.max_fails:
             self.failed_tuples.pop(tup_id, None)
             self.unacked_tuples.pop(tup_id, None)
-            self.give_up(tup_id, *saved[:3])
+            self.give_up(tup_id, tup, stream, direct_task)
             return
-        tup, stream, direct_task, need_task_ids = saved
         self.emit(
             tup, tup_id=tup_id, stream=stream, direct_task=direct_task, need_task_ids=need_task_ids
         )

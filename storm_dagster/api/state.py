@@ -1,6 +1,6 @@
 """Durable state of one task: a small key-value store that survives the worker.
 
-It belongs to the *name* of the topology, the component and the task id, so that it survives
+The state belongs to the *name* of the topology, the component and the task id, so that it survives
 restarts, moves between slots, and new deployments of the topology.
 """
 
@@ -25,7 +25,7 @@ class StateChanges:
     forgotten: tuple[str, ...] = ()
     """Ids that no longer count as applied, also if they are in ``applied``."""
     clears: bool = False
-    """Whether everything before is dropped."""
+    """True if all earlier changes are dropped."""
 
 
 class StateStore(Protocol):
@@ -51,8 +51,9 @@ class StateStore(Protocol):
         ...
 
     def write(self, changes: StateChanges, *, sync: bool) -> None:
-        """Store all changes or none; durable when it returns, with ``sync`` also after a power
-        cut.
+        """Store all changes or none.
+
+        They are durable when it returns, with ``sync`` also after a power cut.
         """
         ...
 
@@ -71,16 +72,17 @@ def _encode(key: str, value: Any) -> bytes:
 class TaskState:
     """Map of strings to the values that tuples may hold, and a set of applied ids.
 
-    :meth:`save` changes both in one transaction: after a crash all or nothing is stored. So a bolt
-    that saves the id of a line together with the changed counts, and acks only then, counts every
-    line exactly once, although lines are delivered at least once::
+    :meth:`save` changes both in one transaction: after a crash all changes are stored, or none. A
+    bolt that saves the id of a line together with the changed counts, and acks only then, counts
+    every line exactly once, although lines are delivered at least once::
 
         if not state.applied(line_id):
-            state.save({word: state.get(word, 0) + n for word, n in counts.items()}, applied=[line_id])
+            totals = {word: state.get(word, 0) + n for word, n in counts.items()}
+            state.save(totals, applied=[line_id])
         self.ack(tup)
 
     A component has it as ``self.context.state``. For tests and tools,
-    ``storm_dagster.testing.task_state`` opens or reads that of any task.
+    ``storm_dagster.testing.task_state`` opens or reads the state of any task.
     """
 
     def __init__(self, store: StateStore) -> None:
@@ -114,7 +116,7 @@ class TaskState:
             return len(self._store.values)
 
     def applied(self, id: object) -> bool:
-        """Whether the id was saved as applied."""
+        """True if the id was saved as applied."""
         with self._lock:
             return self._store.is_applied(str(id))
 
@@ -132,11 +134,11 @@ class TaskState:
         forget: Iterable[object] = (),
         sync: bool = False,
     ) -> None:
-        """Set ``values``, delete the keys ``remove``, add ids to the applied ones and drop those in
-        ``forget``.
+        """Save changes in one transaction.
 
-        All or nothing. It survives the death of the process at once, and with ``sync`` also a power
-        cut. Raises :class:`Unavailable`, having changed nothing, when the worker's lease has ended:
+        It sets ``values``, deletes the keys ``remove``, adds the ids ``applied`` and drops the ids
+        ``forget``. The changes survive the death of the process at once, and with ``sync`` also a
+        power cut. Raises :class:`Unavailable`, without a change, when the worker's lease has ended:
         then another worker may own the task.
         """
         changes = StateChanges(
@@ -149,7 +151,7 @@ class TaskState:
             self._store.write(changes, sync=sync)
 
     def clear(self) -> None:
-        """Delete everything. Raises as :meth:`save`."""
+        """Delete all values and ids. Raises as :meth:`save`."""
         with self._lock:
             self._store.write(StateChanges({}, clears=True), sync=False)
 

@@ -12,8 +12,9 @@ SYSTEM_TASK = -1
 
 
 class Values(list[Any]):
-    """Values of a tuple: a list that has the stream's fields as attributes, is hashable, and equals
-    tuples too.
+    """Values of a tuple: a list that has the stream's fields as attributes.
+
+    It is hashable, and equals tuples, too.
     """
 
     __slots__ = ()
@@ -22,19 +23,23 @@ class Values(list[Any]):
 
     @classmethod
     def of_stream(cls, fields: Sequence[str]) -> "type[Values]":
-        """The class for the values of a stream. A field hides a method of lists (``count``)."""
-        names = {
-            name: property(itemgetter(at))
-            for at, name in enumerate(fields)
-            if not name.startswith("_")
-        }
-        return type("Values", (cls,), {"__slots__": (), "_fields": tuple(fields), **names})
+        """Create the class for the values of a stream.
+
+        A field hides a method of lists (``count``).
+        """
+        body: dict[str, Any] = {"__slots__": (), "_fields": tuple(fields)}
+        for index, name in enumerate(fields):
+            if not name.startswith("_"):
+                body[name] = property(itemgetter(index))
+        return type("Values", (cls,), body)
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self))
 
     def __eq__(self, other: object) -> bool:
-        return tuple(self) == tuple(other) if isinstance(other, list | tuple) else NotImplemented
+        if isinstance(other, list | tuple):
+            return tuple(self) == tuple(other)
+        return NotImplemented
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -53,7 +58,10 @@ class Values(list[Any]):
 
 
 class TupleId(int):
-    """Id of a received tuple. ``ack``, ``fail`` and ``anchors`` take it in place of the tuple."""
+    """Id of a received tuple.
+
+    ``ack``, ``fail`` and ``anchors`` take it in place of the tuple.
+    """
 
     travels_as = int
     _tuple: Any
@@ -71,8 +79,9 @@ class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
     """
 
     id: int | str
-    """Unique within the receiving worker; a replayed tuple has a new one. 0 makes one when it is
-    asked for.
+    """Unique within the receiving worker; a replayed tuple has a new one.
+
+    With 0 the id is created at its first use.
     """
     component: str
     """Component id of the sender."""
@@ -80,7 +89,7 @@ class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
     task: int
     """Task id of the sender; -1 for the system."""
     values: Any
-    """Values in the order of the stream's fields, which are attributes too: ``tup.values.word``."""
+    """Values in the order of the stream's fields, which are attributes: ``tup.values.word``."""
     _tree: Any = None
 
     def __repr__(self) -> str:
@@ -101,15 +110,15 @@ def _id_of(tup: Tuple) -> Any:
     if not number:
         number = _next_number()
         _NUMBER.__set__(tup, number)
-    # Made when it is asked for: a tuple that knew its id object would never be freed.
-    found = TupleId(number)
-    found._tuple = tup
-    return found
+    # Created at each use: a tuple that held its id object would never be freed.
+    tuple_id = TupleId(number)
+    tuple_id._tuple = tup
+    return tuple_id
 
 
 Tuple.id = property(_id_of)  # type: ignore[assignment]
 
 
 def is_tick(tup: Tuple) -> bool:
-    """Whether the tuple is a tick of the system."""
+    """True if the tuple is a tick of the system."""
     return tup.stream == TICK_STREAM and tup.component == "__system"
