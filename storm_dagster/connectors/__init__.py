@@ -1,5 +1,4 @@
-"""Sources and sinks: what stands between a topology and the systems that it reads from and writes
-to.
+"""Sources and sinks: connectors to the systems that a topology reads and writes.
 
 Importing this package imports no client library: each module imports its own when a task opens.
 """

@@ -18,19 +18,19 @@ from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 _log = logging.getLogger(__name__)
-_WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci"}
-"""Stores where a file appears when all of it is written. Elsewhere it gets its name then."""
+_ATOMIC = {"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci"}
+"""Stores where a file appears when it is complete; in others it is renamed then."""
 _TOKEN = re.compile(r"-(\d{12})(?:-[0-9a-f]{16})?\.\w+$")
 
 
 class FileSink:
-    """Writes each batch to a file of its own below ``url``. ``s3://`` needs the extra ``s3``,
-    others their fsspec package.
+    """Sink that writes each batch to a new file below ``url``.
 
-    A file is there with all of its rows or not at all. The newest token of a task is in the name of
-    its newest file: leave that one when you move files away. ``format`` is ``jsonl``, ``csv`` (with
-    a header) or ``parquet``. The conf has the options of the file system below ``prefix``:
-    ``files.endpoint_url``, ``files.key``, ``files.secret.file``.
+    ``s3://`` needs the extra ``s3``, other stores their fsspec package. A file exists with all of
+    its rows or not at all. The newest token of a task is in the name of its newest file: leave that
+    file when you move files away. ``format`` is ``jsonl``, ``csv`` (with a header) or ``parquet``.
+    The conf has the options of the file system below ``prefix``: ``files.endpoint_url``,
+    ``files.key``, ``files.secret.file``.
     """
 
     def __init__(
@@ -44,51 +44,82 @@ class FileSink:
             raise InvalidRequest(
                 f"{format!r} is not a format of files: use one of {', '.join(_FORMATS)}"
             )
-        self._url, self._format, self._prefix = url, format, prefix
+        self._url = url
+        self._format = format
+        self._prefix = prefix
         self.assets = assets_of("files", url)
         self._fs: Any = None
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Find the newest file of the owner. An earlier opening of the owner finishes no file any
-        more, on file systems and on S3. Other object storage has no means for that: there only the
-        worker's lease ends it, which is logged.
+        """Find the newest file of the owner, and fence its earlier openings.
+
+        On file systems and on S3, an earlier opening of the owner cannot finish a file from here
+        on. Other object storage has no means for that: there only the worker's lease ends it, which
+        is logged.
         """
         fs, folder = file_system(self._url, client_settings(conf, self._prefix))
-        me, self._opening = file_name_of(owner), secrets.token_hex(8)
-        self._fs, self._path, self._staging = fs, f"{folder.rstrip('/')}/{me or 'part'}", ""
+        self._fs = fs
+        folder = folder.rstrip("/")
+        owner_name = file_name_of(owner)
+        self._opening = secrets.token_hex(8)
+        self._path = f"{folder}/{owner_name or 'part'}"
+        self._staging = ""
         self._upload: dict[str, Any] | None = None
-        """On S3, the upload of the next file: open before the file before it is complete, for the
-        next opening to abort.
+        """On S3, the upload of the next file.
+
+        It is open before the file before it is complete, for the next opening to abort.
         """
-        if _WHOLE.isdisjoint({fs.protocol} if isinstance(fs.protocol, str) else fs.protocol):
-            staging = f"{folder.rstrip('/')}/_staging"
-            fs.makedirs(staging, exist_ok=True)
-            for earlier in fs.glob(f"{staging}/{me}-*") if me else ():
-                # Renamed as a whole: what is written there now has no path to its name any more.
-                fs.mv(earlier, gone := f"{staging}/gone-{secrets.token_hex(8)}", recursive=True)
-                fs.rm(gone, recursive=True)
-            self._staging = f"{staging}/{me or 'part'}-{self._opening}"
-            fs.makedirs(self._staging)
+        protocols = {fs.protocol} if isinstance(fs.protocol, str) else fs.protocol
+        if _ATOMIC.isdisjoint(protocols):
+            self._staging = self._make_staging(f"{folder}/_staging", owner_name)
         if not owner:
             return None
-        newest = self._newest()
         if hasattr(fs, "call_s3"):
-            before = -1
-            while before != newest:
-                # The first of an earlier opening's next two files fails without its upload, so the
-                # second is not begun.
-                for token, format in product((newest + 1, newest + 2), _FORMATS):
-                    self._abort_uploads(self._place(token, format))
-                before, newest = newest, self._newest()
+            newest = self._fence_uploads()
             self._upload = self._begin_upload(newest + 1)
-        elif not self._staging:
-            why = "a worker that is frozen in an upload for longer than its lease may leave a batch twice"
-            _log.warning("%s has no means to fence an earlier writer: %s", self._url, why)
-        return newest
+            return newest
+        if not self._staging:
+            _log.warning(
+                "%s has no means to fence an earlier writer: a worker that is frozen in an upload "
+                "for longer than its lease may leave a batch twice",
+                self._url,
+            )
+        return self._newest()
+
+    def _make_staging(self, parent: str, owner_name: str) -> str:
+        """Make the folder of unfinished files, and remove those of earlier openings."""
+        self._fs.makedirs(parent, exist_ok=True)
+        if owner_name:
+            for earlier in self._fs.glob(f"{parent}/{owner_name}-*"):
+                # The whole folder is renamed first: a file that is being written there has no path
+                # to its final name from here on.
+                renamed = f"{parent}/gone-{secrets.token_hex(8)}"
+                self._fs.mv(earlier, renamed, recursive=True)
+                self._fs.rm(renamed, recursive=True)
+        staging = f"{parent}/{owner_name or 'part'}-{self._opening}"
+        self._fs.makedirs(staging)
+        return staging
+
+    def _fence_uploads(self) -> int:
+        """Abort the uploads of earlier openings; return the newest token."""
+        newest = self._newest()
+        while True:
+            # Without its upload, the first of an earlier opening's next two files fails, so the
+            # second is not begun.
+            for token, format in product((newest + 1, newest + 2), _FORMATS):
+                self._abort_uploads(self._place(token, format))
+            before = newest
+            newest = self._newest()
+            if newest == before:
+                return newest
 
     def _newest(self) -> int:
-        found = map(_TOKEN.search, self._fs.glob(f"{self._path}-*"))
-        return max((int(one[1]) for one in found if one), default=0)
+        newest = 0
+        for path in self._fs.glob(f"{self._path}-*"):
+            match = _TOKEN.search(path)
+            if match:
+                newest = max(newest, int(match[1]))
+        return newest
 
     def _place(self, token: int, format: str = "") -> dict[str, str]:
         bucket, _, key = f"{self._path}-{token:012d}.{format or self._format}".partition("/")
@@ -96,20 +127,20 @@ class FileSink:
 
     def _begin_upload(self, token: int) -> dict[str, Any]:
         place = self._place(token)
-        return {
-            **place,
-            "UploadId": self._fs.call_s3("create_multipart_upload", **place)["UploadId"],
-        }
+        upload = self._fs.call_s3("create_multipart_upload", **place)
+        return {**place, "UploadId": upload["UploadId"]}
 
     def _abort_uploads(self, place: Mapping[str, str]) -> None:
         # Some servers find uploads by their whole key only.
-        found = self._fs.call_s3(
+        listing = self._fs.call_s3(
             "list_multipart_uploads", Bucket=place["Bucket"], Prefix=place["Key"]
         )
-        for one in (each for each in found.get("Uploads", ()) if each["Key"] == place["Key"]):
-            # One that is not there any more may be complete: the file is looked for afterwards.
+        for upload in listing.get("Uploads", ()):
+            if upload["Key"] != place["Key"]:
+                continue
+            # An upload that no longer exists may be complete: the files are listed afterwards.
             with suppress(FileNotFoundError):
-                self._fs.call_s3("abort_multipart_upload", **place, UploadId=one["UploadId"])
+                self._fs.call_s3("abort_multipart_upload", **place, UploadId=upload["UploadId"])
 
     def _finish_upload(self, data: bytes, token: int) -> None:
         upload = self._upload or {}
@@ -123,14 +154,15 @@ class FileSink:
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Write the file of a batch."""
-        kept: list[Mapping[str, Any]] = []
+        accepted: list[Mapping[str, Any]] = []
         data = b""
 
         def add(part: Sequence[Row]) -> None:
             nonlocal data
-            # A row may fit by itself, and not to the rows before it: text below numbers.
-            data = _FORMATS[self._format]([*kept, *(row.values for row in part)])
-            kept.extend(row.values for row in part)
+            values = [row.values for row in part]
+            # A row may fit alone, but not with the rows before it: text below numbers.
+            data = _FORMATS[self._format](accepted + values)
+            accepted.extend(values)
 
         write_or_reject(rows, add, lambda error: True)
         target = f"{self._path}-{token:012d}-{self._opening}.{self._format}"
@@ -152,12 +184,13 @@ class FileSink:
                 f"{self._path} was opened elsewhere, and is written from there: {error}"
             ) from None
         if "file" in self._fs.protocol:
-            # The name, too, shall survive a power cut.
-            os.fsync(folder := os.open(os.path.dirname(target), os.O_RDONLY))
+            # The name, too, must survive a power cut.
+            folder = os.open(os.path.dirname(target), os.O_RDONLY)
+            os.fsync(folder)
             os.close(folder)
 
     def close(self) -> None:
-        """Remove the folder of unfinished files, or the upload that no file came for."""
+        """Remove the folder of unfinished files, or the unused upload."""
         if self._fs is not None and self._upload is not None:
             with suppress(OSError):
                 self._fs.call_s3("abort_multipart_upload", **self._upload)
@@ -166,10 +199,11 @@ class FileSink:
 
 
 def file_name_of(owner: str) -> str:
-    """A part of file names for an owner, in letters that every store takes; another one for another
-    owner.
+    """The part of file names for an owner, in characters that every store takes.
+
+    Different owners have different names.
     """
-    return re.sub(r"[^A-Za-z0-9.]", lambda found: f"_{ord(found[0]):x}_", owner)
+    return re.sub(r"[^A-Za-z0-9.]", lambda match: f"_{ord(match[0]):x}_", owner)
 
 
 def _jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -177,7 +211,11 @@ def _jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
+    """The names of all fields, in order of appearance."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    return list(names)
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -192,10 +230,11 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
+    columns: dict[str, list[Any]] = {}
+    for name in _columns(rows):
+        columns[name] = [row.get(name) for row in rows]
     sink = pyarrow.BufferOutputStream()
-    parquet.write_table(
-        pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)}), sink
-    )
+    parquet.write_table(pyarrow.table(columns), sink)
     return sink.getvalue().to_pybytes()
 
 

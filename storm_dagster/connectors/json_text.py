@@ -89,7 +89,7 @@ def _string(value: str) -> str:
 
 def _whole_number(value: int) -> str:
     try:
-        # Not the name of a member of an enumeration.
+        # Without `int` the result for a member of an enumeration is its name.
         return int.__repr__(value)
     except ValueError:
         reason = f"a whole number of {value.bit_length()} bits has too many digits"
@@ -142,9 +142,13 @@ def _no_form(value: Any) -> NoJsonForm:
 def type_name(value: Any) -> str:
     """Name of the type of a value, with its module unless it is a built-in type."""
     kind = type(value)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    if kind.__module__ == "builtins":
+        return kind.__name__
+    return f"{kind.__module__}.{kind.__name__}"
 
 
 def _excerpt(text: str) -> str:
-    """The first characters of a text in ASCII, so that the error itself can be stored anywhere."""
-    return ascii(text) if len(text) <= 40 else f"{text[:40]!a}..."
+    """The first characters of a text in ASCII, so that every store takes the error."""
+    if len(text) <= 40:
+        return ascii(text)
+    return f"{text[:40]!a}..."

@@ -1,7 +1,7 @@
-"""Positions in Kafka's partitions: the topic of each, and where reading begins.
+"""Positions in Kafka's partitions: the topic of each, and the start of reading.
 
-An offset is only a number. A topic that is deleted and created again has the same numbers for
-other records, and another id. So the id of the topic is stored with each committed offset, in the
+An offset is only a number. A topic that is deleted and recreated has the same numbers for other
+records, and another id. So the id of the topic is stored with each committed offset, in the
 metadata beside the name of the task. All functions are pure.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 
 _TOPIC_ID_IN_METADATA = re.compile(r" topic_id=([A-Za-z0-9_-]{22})$")
 _NO_TOPIC_ID = "A" * 22
-"""Answer of a broker that gives its topics no ids."""
+"""Response of a broker whose topics have no ids."""
 
 
 class CommittedPosition(msgspec.Struct, frozen=True):
@@ -20,16 +20,16 @@ class CommittedPosition(msgspec.Struct, frozen=True):
 
     offset: int
     topic_id: str | None = None
-    """``None``: stored by an earlier release or by a tool, or the brokers gave no id then."""
+    """``None``: stored by an earlier release or by a tool, or the brokers had no ids."""
 
 
 class StartPosition(msgspec.Struct, frozen=True):
     """Decision where the reading of a partition begins."""
 
     offset: int | None
-    """``None``: the partition stands still."""
+    """``None``: the partition is not read."""
     reason: str = ""
-    """Why the committed position is lost; empty if it counts, or if there is none."""
+    """Reason why the committed position is lost; empty if it is valid or missing."""
 
 
 def partition_name(topic: str, number: int) -> str:
@@ -48,7 +48,7 @@ def number_of(name: str) -> int:
 
 
 def topic_id_text(topic_id: object) -> str | None:
-    """Id of a topic as Kafka's tools print it; ``None`` if the broker gave none."""
+    """Id of a topic as Kafka's tools print it; ``None`` if the broker has none."""
     text = str(topic_id or "").replace("+", "-").replace("/", "_")
     return None if text in ("", _NO_TOPIC_ID) else text
 
@@ -65,7 +65,7 @@ def topic_id_in(metadata: str | None) -> str | None:
 
 
 def is_recreated(topic_id: str | None, current_id: str | None) -> bool:
-    """True if the topic was created again. ``None`` is an unknown id, which says nothing."""
+    """True if the topic was recreated; never with ``None``, an unknown id."""
     return topic_id is not None and current_id is not None and topic_id != current_id
 
 
@@ -86,12 +86,13 @@ def start_position(
     """
     ends = {"earliest": first, "latest": end}
     if committed is None:
-        return StartPosition(ends[start] if isinstance(start, str) else start)
+        offset = ends[start] if isinstance(start, str) else start
+        return StartPosition(offset)
     records = f"the source has {first} to {end}"
     if is_recreated(committed.topic_id, current_id):
         reason = (
-            f"it is one of the topic with id {committed.topic_id}, which was deleted; the topic that was created "
-            f"after it has id {current_id}, and {records}"
+            f"it is one of the topic with id {committed.topic_id}, which was deleted; the topic "
+            f"that was created after it has id {current_id}, and {records}"
         )
     elif not first <= committed.offset <= end:
         reason = records
@@ -101,16 +102,17 @@ def start_position(
 
 
 def describe_stop(name: str, committed: CommittedPosition, reason: str) -> str:
-    """Error text of a partition that stands still: its position is lost."""
+    """Error text of a partition that is not read, since its position is lost."""
     return (
-        f"{name} stands still: its committed position {committed.offset} is lost, {reason}. Set on_lost of its source "
-        'to "earliest" or "latest" to go on there, or commit another position (kafka-consumer-groups --reset-offsets)'
+        f"{name} stands still: its committed position {committed.offset} is lost, {reason}. Set "
+        'on_lost of its source to "earliest" or "latest" to go on there, or commit another '
+        "position (kafka-consumer-groups --reset-offsets)"
     )
 
 
 def describe_restart(
     name: str, offset: int, committed: CommittedPosition, reason: str, on_lost: str
 ) -> str:
-    """Error text of a partition that goes on elsewhere: its position is lost."""
+    """Error text of a partition that continues elsewhere, since its position is lost."""
     lost = f"its committed position {committed.offset} was lost, {reason}"
     return f"{name} goes on at {offset}: {lost}; on_lost is {on_lost}"

@@ -1,20 +1,19 @@
-"""Topics of Kafka as a source, read on the worker's loop: no call there waits for a broker.
+"""Topics of Kafka as a source, read on the worker's loop.
 
-Tasks are assigned partitions by their index, without a consumer group's protocol: leases say
-already who reads. Positions are committed as offsets of the group, so that Kafka's own tools see
-them. An offset counts in one topic only: when a topic was deleted and created again, which its id
-shows, the position is lost.
+No call on the loop waits for a broker. Tasks are assigned partitions by their index, without a
+consumer group's protocol: leases already decide which task reads. Positions are committed as
+offsets of the group, so that Kafka's own tools see them. An offset is valid in one topic only: if a
+topic was deleted and recreated, which its id shows, the position is lost.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from threading import Event, Thread
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 from storm_dagster.connectors.kafka_errors import readable_error
 from storm_dagster.connectors.kafka_positions import (
@@ -29,38 +28,50 @@ from storm_dagster.connectors.kafka_positions import (
     topic_id_in,
     topic_of,
 )
+from storm_dagster.connectors.kafka_queries import COMMIT, KafkaQueries
 from storm_dagster.connectors.kafka_topic_ids import TopicIds
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
-from storm_dagster.host.futures import in_thread
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
 _log = logging.getLogger(__name__)
-_OURS = {
+_FIXED_SETTINGS = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
 }
-_ASK_SECS, _CLOSE_SECS = 10.0, 0.05
+_QUERY_SECS = 10.0
+_CLOSE_SECS = 0.05
 _STALE_SECS = 1.0
-"""Time without a read, after which librdkafka may fetch nothing more, and learn of no new end of a
-partition.
+"""Time without a read after which known ends of partitions may be old.
+
+Librdkafka may have stopped fetching by then.
 """
+
+
+class _Position(NamedTuple):
+    """Position and ends of a partition, as the brokers have them."""
+
+    committed: CommittedPosition | None
+    first: int
+    end: int
+    start: Any
+    """Start without a committed position: an offset, ``"earliest"`` or ``"latest"``."""
 
 
 class KafkaSource(Source):
     """All partitions of one or several topics, named ``topic[0]`` and so on.
 
-    ``start``: where a partition begins that has no committed offset: ``"earliest"``, ``"latest"``,
-    or a time (ISO 8601, UTC unless it says otherwise). ``on_lost``: what happens when the committed
-    offset is lost, because its record was deleted, or its topic was deleted and created again:
-    ``"stop"`` reports it and reads the other partitions, else ``"earliest"`` or ``"latest"``.
+    ``start`` is the start of a partition without a committed offset: ``"earliest"``, ``"latest"``,
+    or a time (ISO 8601, by default UTC). ``on_lost`` decides when the committed offset is lost,
+    because its record was deleted, or its topic was deleted and recreated: ``"stop"`` reports it
+    and reads the other partitions; the others are ``"earliest"`` and ``"latest"``.
 
     Keys of the conf that begin with ``kafka.`` are settings of librdkafka, at least
     ``kafka.bootstrap.servers``. The group is ``kafka.group.id``, by default
-    ``<topology>.<component>``. A task fetches at most 16 MiB and two answers ahead; raise
+    ``<topology>.<component>``. A task fetches at most 16 MiB and two responses ahead; raise
     ``kafka.fetch.max.bytes`` (1 MB) for brokers that are far away.
     """
 
@@ -84,18 +95,18 @@ class KafkaSource(Source):
             )
         if start not in ("earliest", "latest"):
             try:
-                at = datetime.fromisoformat(start)
+                start_time = datetime.fromisoformat(start)
             except ValueError:
-                what = '"earliest", "latest", or a time such as "2026-11-24T10:00:00"'
                 raise InvalidTopology(
-                    f"start of a KafkaSource is {start!r}: make it {what}"
+                    f'start of a KafkaSource is {start!r}: make it "earliest", "latest", or a time '
+                    'such as "2026-11-24T10:00:00"'
                 ) from None
-            self._start_ms = int(
-                (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1000
-            )
+            if start_time.tzinfo is None:
+                start_time = start_time.replace(tzinfo=timezone.utc)
+            self._start_ms = int(start_time.timestamp() * 1000)
 
     def open(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Make the consumer, which connects by itself."""
+        """Create the consumer, which connects in the background."""
         with client_library("kafka"):
             import confluent_kafka
         self._kafka = confluent_kafka
@@ -104,123 +115,113 @@ class KafkaSource(Source):
             raise InvalidRequest(
                 "no Kafka broker is known: set kafka.bootstrap.servers in the conf of the topology"
             )
-        if ours := sorted(_OURS.keys() & settings.keys()):
-            raise InvalidRequest(
-                f"kafka.{ours[0]} is set by the source itself: remove it from the conf"
-            )
+        for key in sorted(_FIXED_SETTINGS):
+            if key in settings:
+                raise InvalidRequest(
+                    f"kafka.{key} is set by the source itself: remove it from the conf"
+                )
         self.brokers: str = settings["bootstrap.servers"]
         self._label = f"{context.topology_id} task {context.task_id}"
         defaults = {
             "group.id": f"{context.topology_name}.{context.component}",
             "client.id": self._label.replace(" ", "-"),
             "queued.max.messages.kbytes": 16_384,
-            # A small record takes 400 bytes, which are not counted: so the queue is bounded by what
-            # two answers bring.
+            # A small record takes 400 bytes, which are not counted: so the queue is bounded by two
+            # responses.
             "queued.min.messages": 10_000,
-            # Librdkafka wants no less than this of a sink.
-            **({} if "message.max.bytes" in settings else {"fetch.max.bytes": 1_000_000}),
             "fetch.message.max.bytes": 131_072,
             "fetch.queue.backoff.ms": 50,
-            # As long may a partition wait that was full, until the others' fetch is answered.
+            # A partition that was full waits so long at most, until the fetch of others ends.
             "fetch.wait.max.ms": 100,
-            # A broker that hangs would be an error after a minute only.
+            # By default a broker that hangs is an error only after a minute.
             "socket.timeout.ms": 10_000,
         }
+        if "message.max.bytes" not in settings:
+            # Librdkafka refuses a value below the sink's message.max.bytes.
+            defaults["fetch.max.bytes"] = 1_000_000
         self._errors: deque[Exception] = deque(maxlen=100)
-        self._known: list[str] | None = None
-        self._first: list[str] = []
-        """Partitions of the first answer: what comes later is new, and has no records that
-        ``latest`` would leave out.
+        self._names: list[str] | None = None
+        """All partitions of the last response; ``None`` before the first."""
+        self._first_names: list[str] = []
+        """Partitions of the first response.
+
+        Later ones are new, and have no records that ``latest`` would skip.
         """
         self._assigned: set[str] = set()
         self._waiting: set[str] = set()
-        """Partitions whose position is asked for, or lost."""
+        """Partitions whose position is being read, or is lost."""
         self._paused: set[str] = set()
         self._may_write = context.may_write
-        self._wanted: dict[str, int] = {}
+        self._finished: dict[str, int] = {}
+        """Partition -> offset to commit."""
         self._stored: dict[str, CommittedPosition] = {}
+        """Partition -> committed position."""
         self._read_ids: dict[str, str] = {}
-        """Partition -> id of the topic in which its position counts."""
+        """Partition -> id of the topic in which its position is valid."""
         self._interrupted: dict[str, CommittedPosition] = {}
         """Partition -> position at which its reading ended, because it is lost."""
         self._recreated: set[str] = set()
         """Partitions of which the spout may still have records of a deleted topic."""
         self._ends: dict[str, int] = {}
-        self._next_lookup = self._read_at = 0.0
+        self._next_lookup = 0.0
+        self._read_at = 0.0
         self._closed = False
-        self._asked: deque[tuple[str, Callable[[], Any], Callable[[Any], None]]] = deque()
-        self._answer: tuple[str, Future[Any], Callable[[Any], None]] | None = None
-        on_error = {
-            "error_cb": lambda error: self._errors.append(self._readable(error)),
-            "logger": _log,
-        }
-        self._consumer = confluent_kafka.Consumer({**defaults, **settings, **_OURS, **on_error})
-        # Calls of one client wait for each other.
-        self._asker = confluent_kafka.Consumer({**defaults, **settings, **_OURS, "log_level": 0})
+        self._queries = KafkaQueries()
+        client = {**defaults, **settings, **_FIXED_SETTINGS}
+        self._consumer = confluent_kafka.Consumer(
+            {**client, "error_cb": self._add_error, "logger": _log}
+        )
+        # Calls of one client wait for each other, so queries have a second one.
+        self._query_client = confluent_kafka.Consumer({**client, "log_level": 0})
         self._topic_ids = TopicIds(confluent_kafka, {**defaults, **settings}, self.topics)
         self._late = Event()
-        """Set when the task may have another owner: then nothing is committed."""
+        """Set when the task may have another owner: then no position is committed."""
 
-    # -- questions, in a thread of their own while they last ---------------------------------------
-
-    def _ask(self, what: str, question: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Ask the brokers without waiting, one question after the other, commits first, the same
-        one once.
-        """
-        if (self._answer is None or self._answer[0] != what) and all(
-            name != what for name, *_ in self._asked
-        ):
-            (self._asked.appendleft if what == "commit" else self._asked.append)(
-                (what, question, then)
-            )
+    # -- queries -----------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Take the answers that are there, and ask the next question."""
+        """Handle results that have come, and start the next query."""
         was_answered = self._topic_ids.is_answered
         if self._topic_ids.take():
             self._on_topic_ids()
             if not was_answered:
-                # Partitions wait for it.
+                # Partitions wait for the ids.
                 self._next_lookup = 0.0
-        if self._answer is not None and self._answer[1].done():
-            (_, future, then), self._answer = self._answer, None
-            try:
-                then(future.result())
-            except Exception as error:
-                self._errors.append(self._readable(error))
-        if self._answer is None and self._asked:
-            what, question, then = self._asked.popleft()
-            self._answer = (what, in_thread(f"kafka-{what}", question), then)
+        self._queries.serve(self._add_error)
+
+    def _add_error(self, error: Any) -> None:
+        self._errors.append(self._readable(error))
 
     def _readable(self, error: Any) -> Exception:
         return readable_error(error, self._kafka, self.brokers)
 
     def _at(self, name: str, offset: int = -1001, metadata: str = "") -> Any:
+        """The library's value for a partition and an offset in it."""
         return self._kafka.TopicPartition(topic_of(name), number_of(name), offset, metadata)
 
     # -- ids of topics -----------------------------------------------------------------------------
 
     def _on_topic_ids(self) -> None:
-        """Interrupt partitions whose topic was deleted and created again."""
+        """Interrupt partitions whose topic was deleted and recreated."""
         for name in [*self._assigned, *self._waiting]:
             current_id = self._topic_ids.of(topic_of(name))
             if is_recreated(self._read_ids.get(name), current_id):
                 self._interrupt(name)
                 self._recreated.add(name)
-                self._wanted.pop(name, None)
+                self._finished.pop(name, None)
                 self._stored.pop(name, None)
                 self._read_ids.pop(name)
             elif current_id is not None and name in self._assigned:
                 self._read_ids[name] = current_id
 
     def _interrupt(self, name: str) -> None:
-        """Read no more of a partition until its position was asked for again.
+        """Stop reading a partition until a new query of its position.
 
-        What librdkafka has fetched of it is discarded.
+        Records that librdkafka has fetched from it are discarded.
         """
-        if name in self._wanted:
+        if name in self._finished:
             stored = self._stored.get(name)
-            offset = self._wanted[name] if stored is None else stored.offset
+            offset = self._finished[name] if stored is None else stored.offset
             self._interrupted[name] = CommittedPosition(offset, self._read_ids.get(name))
         if name in self._assigned:
             self._consumer.incremental_unassign([self._at(name)])
@@ -230,9 +231,9 @@ class KafkaSource(Source):
         self._next_lookup = 0.0
 
     def recreated(self) -> Collection[str]:
-        """Partitions whose topic was deleted and created again.
+        """Partitions whose topic was deleted and recreated.
 
-        They are read again only after this call.
+        Reading them continues only after this call.
         """
         names = self._recreated
         self._recreated = set()
@@ -241,107 +242,102 @@ class KafkaSource(Source):
     # -- partitions --------------------------------------------------------------------------------
 
     def partitions(self) -> Collection[str] | None:
-        """Those of the last answer; it is asked for again."""
+        """The partitions of the last response; the next query is started."""
         self._serve()
-        if self._known is None:
+        if self._names is None:
             self._consumer.poll(0)
             if self._errors:
                 raise self._errors.pop()
-        self._topic_ids.ask()
-        self._ask(
-            "partitions",
-            lambda: [self._asker.list_topics(name, timeout=_ASK_SECS) for name in self.topics],
-            self._on_topics,
-        )
-        if names := [self._at(name) for name in self._wanted if name in self._assigned]:
-            # A commit of a reader before, which was on its way, may have come after ours.
-            self._ask(
-                "stored", lambda: self._asker.committed(names, timeout=_ASK_SECS), self._on_commit
-            )
+        self._topic_ids.query()
+        self._queries.add("partitions", self._list_topics, self._on_topics)
+        partitions = [self._at(name) for name in self._finished if name in self._assigned]
+        if partitions:
+            # A late commit of the former reader may have replaced that of this task.
+            read = partial(self._query_client.committed, partitions, timeout=_QUERY_SECS)
+            self._queries.add("stored", read, self._on_commit)
         self._serve()
-        return self._known
+        return self._names
 
-    def _on_topics(self, found: Sequence[Any]) -> None:
+    def _list_topics(self) -> list[Any]:
+        """Metadata of the topics; this waits."""
+        return [self._query_client.list_topics(name, timeout=_QUERY_SECS) for name in self.topics]
+
+    def _on_topics(self, responses: Sequence[Any]) -> None:
         names: list[tuple[bool, str]] = []
-        for metadata in found:
-            for topic, one in metadata.topics.items():
-                if one.error is not None:
-                    why = one.error.str()
+        for response in responses:
+            for topic, metadata in response.topics.items():
+                if metadata.error is not None:
+                    reason = metadata.error.str()
                     raise InvalidRequest(
-                        f"topic {topic!r} cannot be read, {why}: create it, or change topics"
+                        f"topic {topic!r} cannot be read, {reason}: create it, or change topics"
                     )
-                names += [
-                    (part.leader < 0, partition_name(topic, number))
-                    for number, part in one.partitions.items()
-                ]
-        # Those without a leader last: whoever asks for their positions waits.
-        self._known = [name for _, name in sorted(names)]
-        self._first = self._first or self._known
+                for number, partition in metadata.partitions.items():
+                    names.append((partition.leader < 0, partition_name(topic, number)))
+        # Partitions without a leader are last, since a query of their positions waits.
+        self._names = [name for _, name in sorted(names)]
+        self._first_names = self._first_names or self._names
 
     def assign(self, mine: Mapping[str, Any]) -> None:
         """Read these partitions, as soon as their committed offsets are known."""
-        gone = self._assigned - mine.keys()
-        if gone:
-            self._consumer.incremental_unassign([self._at(name) for name in gone])
-        self._assigned -= gone
+        removed = self._assigned - mine.keys()
+        if removed:
+            self._consumer.incremental_unassign([self._at(name) for name in removed])
+        self._assigned -= removed
         self._waiting = mine.keys() - self._assigned
-        self._wanted = {name: offset for name, offset in self._wanted.items() if name in mine}
-        self._read_ids = {
-            name: topic_id for name, topic_id in self._read_ids.items() if name in mine
-        }
-        self._interrupted = {
-            name: position for name, position in self._interrupted.items() if name in mine
-        }
+        for by_name in (self._finished, self._read_ids, self._interrupted):
+            for name in by_name.keys() - mine.keys():
+                del by_name[name]
         self._recreated &= mine.keys()
         self._next_lookup = 0.0
 
-    def _read_position(self, name: str) -> tuple[CommittedPosition | None, int, int, Any]:
-        """(committed position, first, end, where to start) of a partition; it waits."""
-        consumer, start = self._asker, cast("Any", self.start)
-        (one,) = consumer.committed([self._at(name)], timeout=_ASK_SECS)
-        if one.error is not None:
-            raise self._kafka.KafkaException(one.error)
-        first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
-        if start == "latest" and name not in self._first:
+    def _read_position(self, name: str) -> "_Position":
+        """Committed position and ends of a partition; this waits."""
+        client = self._query_client
+        start = cast("Any", self.start)
+        (offset,) = client.committed([self._at(name)], timeout=_QUERY_SECS)
+        if offset.error is not None:
+            raise self._kafka.KafkaException(offset.error)
+        first, end = client.get_watermark_offsets(offset, timeout=_QUERY_SECS)
+        committed: CommittedPosition | None = None
+        if offset.offset >= 0:
+            committed = CommittedPosition(offset.offset, topic_id_in(offset.metadata))
+        if start == "latest" and name not in self._first_names:
             start = "earliest"
-        elif one.offset < 0 and start not in ("earliest", "latest"):
-            start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[
-                0
-            ].offset
-            start = end if start < 0 else start
-        committed = (
-            CommittedPosition(one.offset, topic_id_in(one.metadata)) if one.offset >= 0 else None
-        )
-        return committed, first, end, start
+        elif committed is None and start not in ("earliest", "latest"):
+            times = [self._at(name, self._start_ms)]
+            (at_start,) = client.offsets_for_times(times, timeout=_QUERY_SECS)
+            start = end if at_start.offset < 0 else at_start.offset
+        return _Position(committed, first, end, start)
 
-    def _begin(
-        self,
-        name: str,
-        asked_id: str | None,
-        position: tuple[CommittedPosition | None, int, int, Any],
-    ) -> None:
-        """Read a partition from the position that ``_read_position`` returned.
+    def _begin(self, name: str, queried_id: str | None, position: "_Position") -> None:
+        """Read a partition from its position.
 
-        ``asked_id``: id of its topic when the position was asked for.
+        ``queried_id`` is the id of its topic when the query of the position was made.
         """
         if name not in self._waiting:
             return
         topic_id = self._topic_ids.of(topic_of(name))
-        if name in self._recreated or topic_id != asked_id:
-            # The answer may be about the topic before.
+        if name in self._recreated or topic_id != queried_id:
+            # The position may be that of the deleted topic.
             self._next_lookup = 0.0
             return
         if not self._topic_ids.is_answered:
             return
-        stored, first, end, start = position
-        self._ends[name] = end
-        if stored is None:
+        self._ends[name] = position.end
+        if position.committed is None:
             self._stored.pop(name, None)
         else:
-            self._stored[name] = stored
-        # Kafka deletes the offsets of a group with their topic; the last one is here.
-        committed = stored or self._interrupted.get(name)
-        begin = start_position(committed, topic_id, first, end, start=start, on_lost=self.on_lost)
+            self._stored[name] = position.committed
+        # Kafka deletes the offsets of a group with their topic; the last one is kept here.
+        committed = position.committed or self._interrupted.get(name)
+        begin = start_position(
+            committed,
+            topic_id,
+            position.first,
+            position.end,
+            start=position.start,
+            on_lost=self.on_lost,
+        )
         if begin.offset is None:
             assert committed is not None
             raise InvalidRequest(describe_stop(name, committed, begin.reason))
@@ -353,8 +349,8 @@ class KafkaSource(Source):
         elif committed is not None and committed.topic_id is not None:
             self._read_ids[name] = committed.topic_id
         self._interrupted.pop(name, None)
-        # Committed at once: from now on it can be lost, and a later start begins here.
-        self._wanted[name] = begin.offset
+        # Committed at once: it can be lost from here on, and a later start begins here.
+        self._finished[name] = begin.offset
         self._consumer.incremental_assign([self._at(name, begin.offset)])
         self._waiting.discard(name)
         self._assigned.add(name)
@@ -364,47 +360,54 @@ class KafkaSource(Source):
     def read(
         self, most: int, full: Collection[str]
     ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
-        """What librdkafka has fetched."""
+        """The records that librdkafka has fetched."""
         self._serve()
-        self._read_at = time.monotonic()
-        if (
-            self._waiting
-            and self._topic_ids.is_answered
-            and (now := time.monotonic()) >= self._next_lookup
-        ):
+        now = time.monotonic()
+        self._read_at = now
+        if self._waiting and self._topic_ids.is_answered and now >= self._next_lookup:
             self._next_lookup = now + self.refresh_secs
-            for name in filter(self._waiting.__contains__, self._known or ()):
-                then = partial(self._begin, name, self._topic_ids.of(topic_of(name)))
-                self._ask(f"position of {name}", partial(self._read_position, name), then)
+            self._query_positions()
         if self._paused or full:
             self._pause(self._assigned.intersection(full))
-        found: list[SourceRecord | PartitionEnd | Exception] = []
+        records: list[SourceRecord | PartitionEnd | Exception] = []
         for message in cast("list[Any]", self._consumer.consume(most, 0)):
             name = partition_name(message.topic(), message.partition())
             error = message.error()
             if error is None:
-                kind, at_ms = message.timestamp()
-                value, key, headers = message.value(), message.key(), dict(message.headers() or ())
-                topic_id = self._read_ids.get(name)
-                after = message.offset() + 1
-                at_ms = at_ms if kind else None
-                found.append(
-                    SourceRecord(value, name, after, key, at_ms, headers, topic_id=topic_id)
-                )
+                records.append(self._record(name, message))
             elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
-                found.append(PartitionEnd(name, message.offset()))
+                records.append(PartitionEnd(name, message.offset()))
             elif (
                 error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and name in self._assigned
             ):
-                # The reader was overtaken by retention, or the topic is a new one: its id says
-                # which.
+                # Retention has deleted the next record, or the topic is a new one: its id decides.
                 self._interrupt(name)
-                self._topic_ids.ask_again()
+                self._topic_ids.refresh()
             else:
-                self._errors.append(self._readable(error))
-        found += self._errors
+                self._add_error(error)
+        records += self._errors
         self._errors.clear()
-        return found
+        return records
+
+    def _record(self, name: str, message: Any) -> SourceRecord:
+        kind, at_ms = message.timestamp()
+        return SourceRecord(
+            message.value(),
+            name,
+            message.offset() + 1,
+            message.key(),
+            at_ms if kind else None,
+            dict(message.headers() or ()),
+            topic_id=self._read_ids.get(name),
+        )
+
+    def _query_positions(self) -> None:
+        """Query the positions of partitions that wait for them."""
+        for name in self._names or ():
+            if name in self._waiting:
+                begin = partial(self._begin, name, self._topic_ids.of(topic_of(name)))
+                read = partial(self._read_position, name)
+                self._queries.add(f"position of {name}", read, begin)
 
     def _pause(self, full: set[str]) -> None:
         paused = self._paused & self._assigned
@@ -415,62 +418,58 @@ class KafkaSource(Source):
         self._paused = full
 
     def commit(self, after: Mapping[str, Any]) -> None:
-        """Store offsets; what could not be stored is tried again at the next call."""
+        """Store offsets; those that could not be stored are retried at the next call."""
         self._serve()
-        self._wanted.update(
-            (name, offset) for name, offset in after.items() if name in self._wanted
-        )
-        positions = {
-            name: CommittedPosition(offset, self._read_ids.get(name))
-            for name, offset in self._wanted.items()
-        }
-        changed = {
-            name: position
-            for name, position in positions.items()
-            if self._stored.get(name) != position
-        }
+        for name, offset in after.items():
+            if name in self._finished:
+                self._finished[name] = offset
+        changed: dict[str, CommittedPosition] = {}
+        for name, offset in self._finished.items():
+            position = CommittedPosition(offset, self._read_ids.get(name))
+            if self._stored.get(name) != position:
+                changed[name] = position
         if changed:
-            # A close cannot wait: its positions carry the id of their topic.
-            checks_ids = self._topic_ids.is_given and not self._closed
-            self._ask("commit", partial(self._send_commit, changed, checks_ids), self._on_sent)
+            # A close cannot wait: its positions have the id of their topic.
+            checks_ids = self._topic_ids.has_ids and not self._closed
+            send = partial(self._send_commit, changed, checks_ids)
+            self._queries.add(COMMIT, send, self._on_sent)
             self._serve()
 
     def _send_commit(
         self, positions: Mapping[str, CommittedPosition], checks_ids: bool
     ) -> tuple[Mapping[str, str] | None, Sequence[Any]]:
-        """Commit positions, but none of a topic that was deleted; it waits.
+        """Commit positions, but none of a deleted topic; this waits.
 
-        Returns the ids of the topics, ``None`` if not asked for, and the committed offsets.
+        Returns the ids of the topics, or ``None`` if they were not read, and the committed offsets.
         """
         topic_ids = self._topic_ids.read() if checks_ids else None
         current_ids = topic_ids or {}
         offsets: list[Any] = []
         for name, position in positions.items():
-            if not is_recreated(position.topic_id, current_ids.get(topic_of(name))):
-                offsets.append(
-                    self._at(
-                        name, position.offset, position_metadata(self._label, position.topic_id)
-                    )
-                )
+            if is_recreated(position.topic_id, current_ids.get(topic_of(name))):
+                continue
+            metadata = position_metadata(self._label, position.topic_id)
+            offsets.append(self._at(name, position.offset, metadata))
         has_lost_task = checks_ids and (self._late.is_set() or not self._may_write())
         if not offsets or has_lost_task:
             return topic_ids, []
-        return topic_ids, self._asker.commit(offsets=offsets, asynchronous=False)
+        return topic_ids, self._query_client.commit(offsets=offsets, asynchronous=False)
 
-    def _on_sent(self, answer: tuple[Mapping[str, str] | None, Sequence[Any]]) -> None:
-        topic_ids, offsets = answer
+    def _on_sent(self, result: tuple[Mapping[str, str] | None, Sequence[Any]]) -> None:
+        topic_ids, offsets = result
         if topic_ids is not None:
             self._topic_ids.update(topic_ids)
             self._on_topic_ids()
         self._on_commit(offsets)
 
     def _on_commit(self, offsets: Sequence[Any]) -> None:
-        for one in offsets:
-            name = partition_name(one.topic, one.partition)
-            if one.error is not None:
-                self._errors.append(self._readable(one.error))
-            elif one.offset >= 0:
-                self._stored[name] = CommittedPosition(one.offset, topic_id_in(one.metadata))
+        for offset in offsets:
+            name = partition_name(offset.topic, offset.partition)
+            if offset.error is not None:
+                self._add_error(offset.error)
+            elif offset.offset >= 0:
+                topic_id = topic_id_in(offset.metadata)
+                self._stored[name] = CommittedPosition(offset.offset, topic_id)
             else:
                 self._stored.pop(name, None)
 
@@ -479,57 +478,65 @@ class KafkaSource(Source):
         position = self._stored.get(name) or self._interrupted.get(name)
         if position is None:
             return None
-        # Of a topic that was created again no record is finished.
+        # No record of a recreated topic is finished.
         if is_recreated(position.topic_id, self._topic_ids.of(topic_of(name))):
             return 0
         return position.offset
 
     def lag(self) -> Mapping[str, Lag]:
-        """Records after the committed offset, by the newest ends that are known."""
-        found: dict[str, Lag] = {}
-        asked: list[str] = []
+        """Records after the committed offset, by the newest known ends."""
+        lags: dict[str, Lag] = {}
+        old_ends: list[str] = []
         stale = time.monotonic() - self._read_at > _STALE_SECS
         for name in (*self._assigned, *self._waiting):
             end = -1
             if name in self._assigned and name not in self._paused:
-                end = self._consumer.get_watermark_offsets(self._at(name), cached=True)[1]
-            stored = self._committed_offset(name)
-            if (end < 0 or stale) and stored is not None:
-                asked.append(name)
+                _, end = self._consumer.get_watermark_offsets(self._at(name), cached=True)
+            committed = self._committed_offset(name)
+            if (end < 0 or stale) and committed is not None:
+                old_ends.append(name)
                 end = max(end, self._ends.get(name, -1))
-            found[name] = Lag(None if end < 0 or stored is None else max(0, end - stored))
-        if asked:
-            # Nothing is fetched of them now, which would bring their ends.
-            read_end = partial(self._asker.get_watermark_offsets, timeout=_ASK_SECS)
-            self._ask(
-                "ends",
-                lambda: {name: read_end(self._at(name))[1] for name in asked},
-                self._ends.update,
-            )
-        return found
+            records: int | None = None
+            if end >= 0 and committed is not None:
+                records = max(0, end - committed)
+            lags[name] = Lag(records)
+        if old_ends:
+            # No records of them are fetched now, which would update their ends.
+            self._queries.add("ends", partial(self._read_ends, old_ends), self._ends.update)
+        return lags
+
+    def _read_ends(self, names: Sequence[str]) -> dict[str, int]:
+        """Partition -> its end; this waits."""
+        ends: dict[str, int] = {}
+        for name in names:
+            partition = self._at(name)
+            _, end = self._query_client.get_watermark_offsets(partition, timeout=_QUERY_SECS)
+            ends[name] = end
+        return ends
 
     def close(self) -> None:
-        """Store what is to be committed, and close the consumer, in a thread. The loop waits for it
-        for 50 ms: what was not sent to the brokers by then is not stored, since the task may have
-        another owner.
+        """Store the positions, and close the consumer, in a thread.
+
+        The loop waits 50 ms for it. Positions that were not sent to the brokers by then are not
+        stored, since the task may have another owner.
         """
         if self._closed:
             return
         self._closed = True
-        self._asked.clear()
+        self._queries.waiting.clear()
         stored = Event()
 
         def end() -> None:
             try:
-                for last in (False, True):
-                    if self._answer is not None:
-                        wait([self._answer[1]])
-                    self._serve()
-                    if not last and not self._late.is_set() and self._may_write():
-                        self.commit({})
+                self._queries.wait()
+                self._serve()
+                if not self._late.is_set() and self._may_write():
+                    self.commit({})
+                self._queries.wait()
+                self._serve()
             finally:
                 stored.set()
-                self._asker.close()
+                self._query_client.close()
                 self._consumer.close()
                 self._topic_ids.close()
 

@@ -1,6 +1,6 @@
-"""Ids of Kafka's topics, asked for in a thread.
+"""Ids of Kafka's topics, read in a thread.
 
-A topic that is deleted and created again has another id.
+A topic that is deleted and recreated has another id.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,76 +11,77 @@ from typing import Any
 from storm_dagster.connectors.kafka_positions import topic_id_text
 from storm_dagster.host.futures import in_thread
 
-_ANSWER_SECS = 2.0
-"""Longest wait for an answer: without it the ids are unknown until the next question."""
+_RESPONSE_SECS = 2.0
+"""Longest wait for a response; without it the ids are unknown until the next query."""
 
 
 class TopicIds:
     """Ids of the topics of one task.
 
-    Only :meth:`read` waits, and may be called in any thread; the rest is called in one. Ids may
-    stay unknown: brokers before Kafka 2.8 have none, and a cluster without a controller gives none.
+    Only :meth:`read` waits, and may be called in any thread; the other methods are called in one.
+    Ids may stay unknown: brokers before Kafka 2.8 have none, and a cluster without a controller
+    returns none.
     """
 
     def __init__(self, kafka: Any, settings: Mapping[str, Any], topics: Sequence[str]) -> None:
-        """``kafka``: the module of the client library."""
+        """Connect; ``kafka`` is the module of the client library."""
         from confluent_kafka.admin import AdminClient
 
         self._kafka = kafka
-        # Of the clients only this one is given ids.
+        # Of all clients, only this one returns ids.
         self._admin: Any = AdminClient({**settings, "log_level": 0})
         self._topics = sorted(set(topics))
         self._ids: dict[str, str] = {}
         self._replaced: set[str] = set()
-        """Ids of topics that were deleted. A broker that is behind may still give them."""
-        self._answer: Future[dict[str, str]] | None = None
+        """Ids of topics that were deleted; a broker that is behind may still return them."""
+        self._response: Future[dict[str, str]] | None = None
         self.is_answered = False
-        """Whether the newest question was answered, perhaps without an id."""
-        self.is_given = False
-        """Whether the last answer had an id."""
+        """True if the newest query has a response, perhaps without an id."""
+        self.has_ids = False
+        """True if the last response had an id."""
 
     def of(self, topic: str) -> str | None:
         """Id of a topic; ``None``: unknown."""
         return self._ids.get(topic)
 
-    def ask(self) -> None:
-        """Ask without waiting, unless a question is under way."""
-        if self._answer is None:
-            self._answer = in_thread("kafka-topic-ids", self.read)
+    def query(self) -> None:
+        """Query the ids without waiting, unless a query is under way."""
+        if self._response is None:
+            self._response = in_thread("kafka-topic-ids", self.read)
 
-    def ask_again(self) -> None:
-        """Ask, and count as unanswered until then, if brokers give ids at all."""
-        if self.is_given:
+    def refresh(self) -> None:
+        """Query the ids; the old ones do not count, if brokers have ids at all."""
+        if self.has_ids:
             self.is_answered = False
-            self.ask()
+            self.query()
 
     def read(self) -> dict[str, str]:
-        """Topic -> id, of those whose id brokers give within 2 s; it waits."""
+        """Topic -> id, if brokers return it within 2 s; this waits."""
         topic_ids: dict[str, str] = {}
-        # Unknown is not an error: the question about partitions reports faults of a topic.
+        # An unknown id is not an error: the query of partitions reports faults of a topic.
         with suppress(self._kafka.KafkaException):
             topics = self._kafka.TopicCollection(self._topics)
-            answers = self._admin.describe_topics(topics, request_timeout=_ANSWER_SECS)
-            for topic, answer in answers.items():
+            responses = self._admin.describe_topics(topics, request_timeout=_RESPONSE_SECS)
+            for topic, response in responses.items():
                 with suppress(self._kafka.KafkaException):
-                    topic_id = topic_id_text(answer.result().topic_id)
+                    topic_id = topic_id_text(response.result().topic_id)
                     if topic_id is not None:
                         topic_ids[topic] = topic_id
         return topic_ids
 
     def take(self) -> bool:
-        """Take the answer, if it is there. ``True``: it is."""
-        answer = self._answer
-        if answer is None or not answer.done():
+        """Store the response of the query; ``False`` if there is none yet."""
+        response = self._response
+        if response is None or not response.done():
             return False
-        self._answer = None
+        self._response = None
         self.is_answered = True
-        self.update(answer.result())
+        self.update(response.result())
         return True
 
     def update(self, topic_ids: Mapping[str, str]) -> None:
-        """Take what :meth:`read` returned."""
-        self.is_given = bool(topic_ids)
+        """Store the result of :meth:`read`."""
+        self.has_ids = bool(topic_ids)
         for topic, topic_id in topic_ids.items():
             if topic_id in self._replaced:
                 continue
@@ -90,7 +91,7 @@ class TopicIds:
             self._ids[topic] = topic_id
 
     def close(self) -> None:
-        """Disconnect; it waits for the answer that is under way."""
-        if self._answer is not None:
-            wait([self._answer])
+        """Disconnect, after waiting for the query that is under way."""
+        if self._response is not None:
+            wait([self._response])
         self._admin = None

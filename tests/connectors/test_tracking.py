@@ -73,11 +73,11 @@ def test_never_committed_past_an_open_record_and_never_stuck(
                 ended.add(name)
                 tracker.read(PartitionEnd(name, ends[name]))
         while (one := tracker.take(now)) is not None:
-            assert not one.done and one not in out
+            assert not one.finished and one not in out
             out.append(one)
         for progress in tracker.partitions.values():
             given_out = [
-                one for one in progress.records if isinstance(one, OpenRecord) and not one.done
+                one for one in progress.records if isinstance(one, OpenRecord) and not one.finished
             ]
             assert len(given_out) - len(progress.held) <= bound
         draw.shuffle(out)
@@ -93,7 +93,12 @@ def test_never_committed_past_an_open_record_and_never_stuck(
             else:
                 assert tracker.finish(one)
                 finished[one.record.partition].add(one.record.after)
-        if late and draw.random() < 0.1 and (twice := draw.choice(late)) not in out and twice.done:
+        if (
+            late
+            and draw.random() < 0.1
+            and (twice := draw.choice(late)) not in out
+            and twice.finished
+        ):
             # A second verdict on a record that is finished changes nothing.
             assert not tracker.finish(twice) and not tracker.fail(twice, now)
         for name, position in tracker.positions():
