@@ -24,7 +24,10 @@ __all__ = ["CommandResult", "LocalCluster", "run_cli"]
 
 
 class LocalCluster:
-    """A cluster with free ports in ``home``; a context manager that stops all its processes."""
+    """A cluster with free ports in ``home``.
+
+    It is a context manager that stops all processes of the cluster.
+    """
 
     def __init__(
         self,
@@ -39,44 +42,45 @@ class LocalCluster:
         conf: Mapping[str, Any] | None = None,
         timeout: float = 240.0,
     ) -> None:
-        """``timeout`` bounds the start, in seconds. ``warm_runs`` as in ``dev --no-warm-runs``."""
+        """Describe the cluster.
+
+        ``timeout`` bounds the start, in seconds. ``warm_runs`` is as in ``dev --no-warm-runs``.
+        """
         self._warm_runs = warm_runs
         self.home: Path = home.absolute()
         self._timeout = timeout
-        self._size = {"supervisors": supervisors, "slots": slots, "nimbuses": nimbuses}
-        self._size |= {"zookeepers": zookeepers, "spark-workers": spark_workers}
+        self._size = {
+            "supervisors": supervisors,
+            "slots": slots,
+            "nimbuses": nimbuses,
+            "zookeepers": zookeepers,
+            "spark-workers": spark_workers,
+        }
         self._conf = dict(conf or {})
 
     def start(self) -> "LocalCluster":
-        """Start the cluster and wait until it is ready; raises a typed error if that fails."""
-        size = [part for name, number in self._size.items() for part in (f"--{name}", str(number))]
-        pairs = [
-            part
-            for key, value in self._conf.items()
-            for part in ("-c", f"{key}={json.dumps(value)}")
-        ]
-        run_cli(
-            "dev",
-            "--detach",
-            "--json",
-            "--ports",
-            "auto",
-            "--home",
-            str(self.home),
-            *size,
-            *([] if self._warm_runs else ["--no-warm-runs"]),
-            "--timeout",
-            str(self._timeout),
-            *pairs,
-            timeout=self._timeout + 90,
-        ).check()
-        # Tests and measurements begin with a warm cluster.
+        """Start the cluster and wait until it is ready.
+
+        Raises a typed error if that fails.
+        """
+        arguments = ["--detach", "--json", "--ports", "auto", "--home", str(self.home)]
+        for name, number in self._size.items():
+            arguments += [f"--{name}", str(number)]
+        if not self._warm_runs:
+            arguments.append("--no-warm-runs")
+        arguments += ["--timeout", str(self._timeout)]
+        for key, value in self._conf.items():
+            arguments += ["-c", f"{key}={json.dumps(value)}"]
+        run_cli("dev", *arguments, timeout=self._timeout + 90).check()
+        # Tests and measurements start with a warm cluster.
         eventually(self._warm, self._timeout, "a warm Spark server", interval=0.2)
         return self
 
     def _warm(self) -> bool:
         spark = self.endpoints.spark
-        return spark is None or not (spark.starting or self.processes("spark-warm-up"))
+        if spark is None:
+            return True
+        return not spark.starting and not self.processes("spark-warm-up")
 
     def stop(self) -> None:
         """Stop all its processes."""
@@ -95,11 +99,11 @@ class LocalCluster:
     # -- endpoints ---------------------------------------------------------------------------------
     @property
     def endpoints(self) -> ClusterFile:
-        """Current ``HOME/cluster.json``; :class:`Unavailable` if the cluster does not run."""
-        found = ClusterFile.read(self.home)
-        if found is None:
+        """Current ``HOME/cluster.json``; :class:`Unavailable` without a cluster."""
+        endpoints = ClusterFile.read(self.home)
+        if endpoints is None:
             raise Unavailable(f"no cluster runs in {self.home}: start() it")
-        return found
+        return endpoints
 
     @property
     def conf(self) -> ClusterConf:
@@ -119,12 +123,13 @@ class LocalCluster:
         check: bool = True,
         timeout: float = 330.0,
     ) -> Any:
-        """Run a verb and return its JSON document, or raise its typed error; without ``check``, a
-        CommandResult.
+        """Run a verb and return its JSON document, or raise its typed error.
+
+        Without ``check`` it returns a CommandResult.
         """
-        # Right after the verb: what follows a `--` belongs to the target.
-        done = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
-        return done.check().document if check else done
+        # Right after the verb: arguments after a `--` belong to the target.
+        result = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
+        return result.check().document if check else result
 
     def show(self, name: str) -> dict[str, Any]:
         """``show NAME --json``, without starting a process."""
@@ -142,19 +147,19 @@ class LocalCluster:
         def running() -> dict[str, Any] | None:
             document = self.show(name)
             tasks = document["tasks"]
-            return (
-                document if tasks and all(task["status"] == "running" for task in tasks) else None
-            )
+            if not tasks or any(task["status"] != "running" for task in tasks):
+                return None
+            return document
 
-        found = eventually(
+        document = eventually(
             running,
             timeout,
             f"all tasks of {name} running",
             ignore=(StormDagsterError,),
             interval=0.1,
         )
-        assert found is not None
-        return found
+        assert document is not None
+        return document
 
     # -- faults ------------------------------------------------------------------------------------
     def processes(self, role: str | None = None) -> list[RunFile]:
@@ -166,8 +171,9 @@ class LocalCluster:
         ]
 
     def kill(self, role: str, id: str | None = None, number: int = signal.SIGKILL) -> RunFile:
-        """Signal (default: kill -9) the first live process of that role (and id); returns its
-        record.
+        """Signal the first live process of that role (and id); return its record.
+
+        The default is ``kill -9``.
         """
         for record in self.processes(role):
             if id is None or record.id == id:

@@ -10,24 +10,24 @@ from storm_dagster.worker.state.task_store import TaskStore, TaskView, task_fold
 
 
 def open_task_state(folder: Path, topology: str, component: str, task: int) -> TaskState:
-    """Open the state of a task below ``folder`` (``topology.state.dir``) as its worker does.
+    """Open the state of a task as its worker does.
 
-    A worker that has it open is refused from then on: to look into a running topology, use
-    :func:`read_task_states`.
+    ``folder`` is ``topology.state.dir``. A worker that has the state open can no longer write. To
+    read the state of a running topology, use :func:`read_task_states`.
     """
     path = task_folder(folder, topology, component, task)
     return TaskState(TaskStore(open_task_log(path, lambda: True)))
 
 
 def read_task_states(folder: Path, topology: str, component: str) -> dict[int, TaskState]:
-    """Saved state of each task of a component, by task id, as of now; ``save`` is refused.
+    """Current saved state of each task of a component, by task id.
 
-    ``folder`` is ``topology.state.dir``, or any folder above it, such as the HOME of a cluster. The
-    tasks may run.
+    ``save`` is refused. ``folder`` is ``topology.state.dir``, or any folder above it, such as the
+    HOME of a cluster. The tasks may run.
     """
     component_folder = task_folder(Path(), topology, component, 0).parent
     states: dict[int, TaskState] = {}
-    # Not Path.glob, which raises where a folder disappears meanwhile.
+    # Not Path.glob, which raises if a folder disappears during the search.
     for root, names, _ in os.walk(folder):
         if not Path(root).match(str(component_folder)):
             continue

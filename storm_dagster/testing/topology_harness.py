@@ -1,14 +1,15 @@
-"""Harness that runs a topology in this process on given tuples, deterministically, for tests of
-components.
+"""Harness that runs a topology in this process on given tuples, for tests.
 
-It is the worker's own code (groupings, acking, replay, batching, windows, state) without sockets
-and ZooKeeper. All tasks run in the calling thread, always in the same order; blocking components
-keep their threads. With ``simulated=True`` only :meth:`TopologyHarness.advance` moves time, so that
-the test controls ticks, windows, checkpoints and timeouts.
+Its runs are deterministic. It is the worker's own code (groupings, acking, replay, batching,
+windows, state) without sockets and ZooKeeper. All tasks run in the calling thread, always in the
+same order; blocking components keep their threads. With ``simulated=True`` only
+:meth:`TopologyHarness.advance` moves time, so that the test controls ticks, windows, checkpoints
+and timeouts.
 """
 
 import time
 from asyncio import CancelledError
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -53,12 +54,13 @@ class SimulatedClock:
 
 
 class GivenSpout(Spout):
-    """Spout that emits each given tuple, with its index as id, and replays failed ones up to
-    ``replays`` times.
+    """Spout that emits each given tuple, with its index as id.
+
+    It replays failed tuples up to ``replays`` times.
     """
 
     def __init__(self, tuples: Sequence[Any], replays: int = 0) -> None:
-        self.waiting: list[tuple[int, Any]] = list(enumerate(tuples))[::-1]
+        self.waiting: deque[tuple[int, Any]] = deque(enumerate(tuples))
         self.tuples: list[Any] = list(tuples)
         self.replays = replays
         self.acked: list[int] = []
@@ -66,14 +68,13 @@ class GivenSpout(Spout):
 
     def add(self, tuples: Sequence[Any]) -> None:
         """Queue more tuples."""
-        first = len(self.tuples)
+        self.waiting.extend(enumerate(tuples, len(self.tuples)))
         self.tuples += tuples
-        self.waiting[:0] = list(enumerate(tuples, first))[::-1]
 
     def next_tuple(self) -> None:
         """Emit the next tuple."""
         if self.waiting:
-            index, values = self.waiting.pop()
+            index, values = self.waiting.popleft()
             self.emit(values, tup_id=index)
 
     def ack(self, tup_id: int) -> None:
@@ -84,7 +85,7 @@ class GivenSpout(Spout):
         """Record the id, and replay the tuple if allowed."""
         self.failed.append(tup_id)
         if self.failed.count(tup_id) <= self.replays:
-            self.waiting.append((tup_id, self.tuples[tup_id]))
+            self.waiting.appendleft((tup_id, self.tuples[tup_id]))
 
 
 class Recorder(Bolt):
@@ -111,7 +112,7 @@ class HarnessResult:
     errors: list[tuple[str, BaseException]] = field(default_factory=list)
     """(component, exception) of all raised or reported errors."""
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
-    """What ``storm-dagster dead-letters`` would list."""
+    """The rows that ``storm-dagster dead-letters`` would list."""
 
     def values(self, component: str, stream: str = "default") -> list[Any]:
         """Values emitted by a component on a stream, in order."""
@@ -135,11 +136,12 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         simulated: bool = False,
         start_ms: int = 1,
     ) -> None:
-        """``given``: spout -> tuples, which replace the spout. ``state_dir``: where components keep
-        state, by default a folder that goes with the harness.
+        """Build the topology and open its tasks.
 
-        ``simulated`` time starts at ``start_ms`` (milliseconds since 1970; just after the end of a
-        window, so that the first tuples are in the first complete one).
+        ``given`` maps a spout to the tuples that replace it. ``state_dir`` is the folder for state
+        of components, by default one that is removed with the harness. ``simulated`` time starts at
+        ``start_ms`` (milliseconds since 1970; just after the end of a window, so that the first
+        tuples are in the first complete one).
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
@@ -161,8 +163,10 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.clock: SimulatedClock | None = SimulatedClock() if simulated else None
         shells = [name for name, _, part in spec.components() if part.object.shell is not None]
         if simulated and shells:
-            why = "is a program, which runs in real time: run without simulated=True"
-            raise InvalidRequest(f"component {shells[0]!r} {why}")
+            raise InvalidRequest(
+                f"component {shells[0]!r} is a program, which runs in real time: run without "
+                "simulated=True"
+            )
         self.shared: Shared = Shared(
             conf=merged,
             owns=lambda: True,
@@ -176,7 +180,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.dagster_events: list[DagsterEvent] = []
         """Events reported by bolts (``self.dagster``), in order."""
         self.dagster_up: bool = True
-        """Whether a simulated Dagster stores events; otherwise their tuples wait."""
+        """True if a simulated Dagster stores events; otherwise their tuples wait."""
         self.shared.events.send = self._store
         self._folder = TemporaryDirectory(prefix="storm-harness-")
         self.shared.scratch = Path(self._folder.name)
@@ -191,9 +195,9 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             archive=archive,
             state_dir=Path(self._folder.name) if state_dir is None else state_dir,
         )
-        everything = frozenset(components)
+        tasks = frozenset(components)
         slots = dict.fromkeys(components, slot)
-        self.engine.place(Placement(0, slots, {}, components, everything, everything))
+        self.engine.place(Placement(0, slots, {}, components, tasks, tasks))
         self.engine.activate(True)
 
     def _report(self, task: int, component: str, error: BaseException, where: str) -> None:
@@ -202,16 +206,18 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
     def _store(self, batch: list[DagsterEvent]) -> None:
         if self.dagster_up:
             self.dagster_events += batch
-            self.shared.events.on_response(ReportResponse(frozenset(event.id for event in batch)))
+            response = ReportResponse(frozenset(event.id for event in batch))
         else:
-            self.shared.events.on_response(ReportResponse(trouble="dagster_up is False"))
+            response = ReportResponse(trouble="dagster_up is False")
+        self.shared.events.on_response(response)
 
     def tasks(self, component: str) -> list[Any]:
         """The component instances of the tasks of ``component``, by task id."""
-        found = [runner for runner in self.engine.runners.values() if runner.component == component]
-        if not found:
+        runners = self.engine.runners
+        task_ids = sorted(task for task, runner in runners.items() if runner.component == component)
+        if not task_ids:
             raise InvalidRequest(f"the topology has no component {component!r}")
-        return [runner.instance for runner in sorted(found, key=lambda runner: runner.task_id)]
+        return [runners[task].instance for task in task_ids]
 
     def tick(self, component: str) -> None:
         """Send every task of ``component`` a tick, regardless of its conf."""
@@ -220,11 +226,16 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
                 runner.ticks |= TICK_DUE
 
     def give(self, spout: str, *tuples: Sequence[Any]) -> None:
-        """Add tuples to a spout in ``given`` (an empty list is enough); the next run emits them."""
+        """Add tuples to a spout in ``given``; the next run emits them.
+
+        An empty list in ``given`` is enough.
+        """
         for instance in self.tasks(spout):
             if not isinstance(instance, GivenSpout):
-                own = f"spout {spout!r} is the topology's own"
-                raise InvalidRequest(f"{own}: name it in given={{...}} to give it tuples")
+                raise InvalidRequest(
+                    f"spout {spout!r} is the topology's own: name it in given={{...}} to give it "
+                    "tuples"
+                )
             instance.add(tuples)
 
     def advance(self, secs: float, *, timeout: float = 30.0) -> HarnessResult:
@@ -240,9 +251,10 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         return self._result()
 
     def run(self, *, timeout: float = 10.0) -> HarnessResult:
-        """Run until the topology is idle; ``TimeoutError`` after ``timeout`` (real) seconds.
+        """Run until the topology is idle.
 
-        Tuples that bolts keep without acking (batches, windows) do not count.
+        Raises ``TimeoutError`` after ``timeout`` (real) seconds. Tuples that bolts keep without
+        acking (batches, windows) do not count.
         """
         deadline = time.monotonic() + timeout
         runners = list(self.engine.runners.values())
@@ -251,8 +263,8 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             now = self.shared.clock()
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"the topology still works after {timeout:g} s: does a spout never end, or a component not start? "
-                    f"errors so far: {self.errors!r:.500}"
+                    f"the topology still works after {timeout:g} s: does a spout never end, or a "
+                    f"component not start? errors so far: {self.errors!r:.500}"
                 )
             for runner in runners:
                 if isinstance(runner, SpoutBase):
@@ -260,12 +272,13 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             worked = self.engine.run(now)
             starting = "starting" in self.engine.statuses().values()
             busy = [runner for runner in runners if runner.busy_elsewhere()]
-            # What waits in a sink's task for its next try is idle: time has to pass.
-            held = any(
+            # Tuples that wait in a sink's task for its retry are idle: time must pass.
+            waits_for_retry = any(
                 getattr(runner.instance, "_room_at", 0) > self.shared.now_ms() for runner in runners
             )
-            bolts = any(runner.kind == "bolt" for runner in busy)
-            if worked or starting or bolts or not (held or self.engine.drained()):
+            busy_bolts = any(runner.kind == "bolt" for runner in busy)
+            is_working = worked or starting or busy_bolts
+            if is_working or not (waits_for_retry or self.engine.drained()):
                 quiet = 0
                 if starting or busy:
                     time.sleep(0.001)
@@ -289,8 +302,10 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         return result
 
     def close(self) -> None:
-        """Close all tasks. What still writes to their folder ends before it goes."""
-        writers = [thread for runner in self.engine.runners.values() for thread in _writers(runner)]
+        """Close all tasks; their folder is removed after the last write."""
+        writers: list[Thread] = []
+        for runner in self.engine.runners.values():
+            writers += _writers(runner)
         self.engine.close()
         for thread in writers:
             thread.join(_WRITING_SECS)
@@ -301,17 +316,17 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
 
 
 def _writers(runner: Any) -> list[Thread]:
-    """Threads that may still write to the task's folder after its close: they open or compact its
-    state.
+    """Threads that may write to the task's folder after its close.
+
+    They open or compact its state.
     """
     if runner.status == "running":
-        compaction = getattr(getattr(runner.state, "log", None), "_compaction", None)
+        log = getattr(runner.state, "log", None)
+        compaction = getattr(log, "_compaction", None)
         return [compaction.thread] if compaction else []
-    found = [
-        getattr(getattr(runner, "_opening", None), "thread", None),
-        getattr(runner, "_thread", None),
-    ]
-    return [thread for thread in found if thread is not None]
+    opening = getattr(runner, "_opening", None)
+    threads = [getattr(opening, "thread", None), getattr(runner, "_thread", None)]
+    return [thread for thread in threads if thread is not None]
 
 
 def _with_recorder(
@@ -326,12 +341,12 @@ def _with_recorder(
         spouts[name] = spouts[name].model_copy(
             update={"object": code, "parallelism": 1, "conf": {}}
         )
-    inputs = [
-        InputSpec(component=name, stream=stream, grouping=Grouping.GLOBAL)
-        for name, _, part in spec.components()
-        for stream, declared in part.outputs.items()
-        if not declared.direct
-    ]
+    inputs: list[InputSpec] = []
+    for name, _, part in spec.components():
+        for stream, output in part.outputs.items():
+            if not output.direct:
+                source = InputSpec(component=name, stream=stream, grouping=Grouping.GLOBAL)
+                inputs.append(source)
     recorder = ComponentSpec(
         object=ComponentObject(python=f"{__name__}:Recorder"), inputs=tuple(inputs)
     )
@@ -348,15 +363,16 @@ def run_topology(
     state_dir: Path | None = None,
     ticks: Sequence[str] = (),
 ) -> HarnessResult:
-    """Run ``topology`` with the spouts in ``given`` replaced by fixed tuples, and return the
-    result.
+    """Run ``topology`` with the spouts in ``given`` replaced by fixed tuples.
 
-    When it is idle, the components in ``ticks`` get a tick each, and it runs again.
+    When it is idle, the components in ``ticks`` get a tick each, and it runs once more.
     """
     with TopologyHarness(
         topology, given, conf=conf, replays=replays, state_dir=state_dir
     ) as harness:
         result = harness.run(timeout=timeout)
-        for component in ticks:
-            harness.tick(component)
-        return harness.run(timeout=timeout) if ticks else result
+        if ticks:
+            for component in ticks:
+                harness.tick(component)
+            result = harness.run(timeout=timeout)
+        return result
