@@ -97,7 +97,7 @@ class JoinBolt(WindowedBolt):
     ) -> Spec:
         """The join as part of a topology; the selected fields are its outputs."""
         if not join.fields:
-            raise InvalidTopology("a join selects nothing: call select(...)")
+            raise InvalidTopology("a join selects no field: call select(...)")
         fields = [list(field) for field in join.fields]
         args = {"by": join.by, "parts": join.parts, "fields": fields}
         outputs = [output for _, _, output in join.fields]

@@ -90,7 +90,7 @@ class PostgresSink:
         with client_library("postgres"):
             import psycopg
             from psycopg.types.json import Json, Jsonb
-        self._psycopg = psycopg
+        self._psycopg: Any = psycopg
         self._json = Jsonb
         self._json_wrappers = (Json, Jsonb)
         settings = {**_SETTINGS, **client_settings(conf, self._prefix)}

@@ -315,9 +315,9 @@ class SinkBolt(StatefulBolt):
                 raise
             if newest is None and owner:
                 raise InvalidRequest(
-                    f"{type(self.sink).__name__} does not know what it has written, as "
-                    f"exactly_once needs it: set {type(self).__name__}.exactly_once = False, or "
-                    "return its newest token from open()"
+                    f"{type(self.sink).__name__} does not know its newest token, which "
+                    f"exactly_once needs: set {type(self).__name__}.exactly_once = False, or "
+                    "return the token from open()"
                 )
             self._token = newest or 0
             written = owner in undecided and self._token >= undecided[owner]
@@ -385,7 +385,7 @@ class SinkBolt(StatefulBolt):
                 self.ack(tup)
         self._refused += 1
         self.report_metric("rows_rejected", self._refused)
-        text = f"{self._refused} rows are rejected so far, this one: {reason:.500}"
+        text = f"{self._refused} rows are rejected, the last one: {reason:.500}"
         self._report(InvalidRequest(text))
 
     def _report(self, error: Exception) -> None:

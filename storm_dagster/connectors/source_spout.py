@@ -184,7 +184,7 @@ class SourceSpout(Spout):
             removed = tracker.partitions.keys() - assigned if partitions else ()
             for name in removed:
                 self._release(name)
-                text = f"partition {name} is there no more: its open records are dropped"
+                text = f"partition {name} no longer exists: its open records are dropped"
                 self._report_error(RuntimeError(text))
             source.assign({name: kept.get(name) for name in sorted(assigned)})
             self._assigned = assigned
@@ -280,7 +280,7 @@ class SourceSpout(Spout):
         elif not open_record.reported:
             open_record.reported = True
             distance = SPAN * self._tracker.max_open
-            text = f"{open_record} failed {open_record.tries} times and is tried for ever"
+            text = f"{open_record} failed {open_record.tries} times and is retried permanently"
             self.raise_exception(
                 RuntimeError(
                     f"{text}: its partition stops {distance} records after it (on_poison of the "

@@ -398,8 +398,8 @@ def _connect(
         remedy = _START
         if named and "SESSION_CLOSED" in cause:
             remedy = (
-                "a closed session's id is refused for ever, so name another session_id in the URL, "
-                "or none"
+                "a closed session's id is refused permanently, so name another session_id in the "
+                "URL, or none"
             )
         text = f"Spark at {url} does not answer ({cause}): {remedy}"
         raise Unavailable(mask_text(text)) from error

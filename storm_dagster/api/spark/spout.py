@@ -143,7 +143,7 @@ class SparkSpout(Spout):
         if not self._owner:
             self._announce_address()
         row = endpoint.take() if endpoint is not None else None
-        if row is None:
+        if endpoint is None or row is None:
             if self._owner:
                 self._keep_query()
             return

@@ -99,8 +99,8 @@ class Cause:
             return msgspec.convert(fields, Cause, strict=False)
         except (KeyError, TypeError, msgspec.ValidationError, Corrupt) as error:
             raise InvalidRequest(
-                f"{document!r:.200} is not a cause of a reassignment ({error}): pass what the "
-                "heartbeat sensor made"
+                f"{document!r:.200} is not a cause of a reassignment ({error}): pass one of the "
+                "heartbeat sensor"
             ) from None
 
 

@@ -129,7 +129,7 @@ def observe(
         check.deadlines.append(frozen_since + limits.launch_secs)
         frozen = (
             f"{len(lost)} of {total} workers on {len(nodes)} supervisors vanished at once: "
-            f"nothing is reassigned for {limits.launch_secs:g} s; check the network and ZooKeeper"
+            f"no task is reassigned for {limits.launch_secs:g} s; check the network and ZooKeeper"
         )
     return LivenessResult(
         causes=() if frozen else tuple(check.causes),

@@ -97,7 +97,7 @@ def limited_conf(user: str, submitted: Conf, former: Conf | None) -> dict[str, A
     lists.
     """
     if former is None:
-        users = set(submitted.get("topology.users") or ())
+        users: set[str] = set(submitted.get("topology.users") or ())
         users.add(user)
         return {OWNER_KEY: user, "topology.users": sorted(users)}
     for key in _LISTS:

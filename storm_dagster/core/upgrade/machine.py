@@ -256,7 +256,9 @@ def _begin(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) -> U
     check_begin(base, snapshot)
     running_code = snapshot.assignment.code_dir
     if running_code != event.former:
-        raise Conflict(f"topology {base.name!r} was replaced meanwhile: upgrade it again")
+        raise Conflict(
+            f"topology {base.name!r} was replaced after the new code was stored: upgrade it again"
+        )
     check_selection(event.selection, snapshot)
     record = _request(event.record, event.selection)
     # Only the keys of the two versions that may run are of use.
@@ -297,7 +299,7 @@ def _complete(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) -
     record = snapshot.state.record
     if record is not None and record.rollback:
         raise Conflict(
-            f"the upgrade of {base.name!r} is being rolled back: wait until that has ended"
+            f"the upgrade of {base.name!r} is being rolled back: wait until the rollback has ended"
         )
     check_ending(base, back=False)
     reason = event.reason or _REQUESTED
@@ -376,7 +378,7 @@ def check_continue(base: StormBase, snapshot: UpgradeSnapshot, selection: Select
         )
     if phase == "rolling back":
         raise Conflict(
-            f"the upgrade of {base.name!r} is being rolled back: wait until that has ended"
+            f"the upgrade of {base.name!r} is being rolled back: wait until the rollback has ended"
         )
     if record is None or base.status != "UPGRADING":
         # Raises the error of the table of statuses, unless the topology is ACTIVE since.
