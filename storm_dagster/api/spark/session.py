@@ -379,14 +379,13 @@ def _connect(
         if kind == "remote":
             probe(url)
             url_with_token = with_spark_token(url, cluster_servers)
-            if not code:
-                return _attach(url_with_token, str(uuid.uuid4()), extra, own=not named)
+            ends_with_process = not code and not named
             for number in itertools.count():
-                session_id = query_session_id(code, number)
+                session_id = query_session_id(code, number) if code else str(uuid.uuid4())
                 try:
-                    return _attach(url_with_token, session_id, extra, own=False)
+                    return _attach(url_with_token, session_id, extra, ends_with_process)
                 except Exception as error:
-                    if named or "SESSION_CLOSED" not in str(error):
+                    if not code or named or "SESSION_CLOSED" not in str(error):
                         raise
         # Inherited, too, this would make pyspark connect to a Connect server.
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
