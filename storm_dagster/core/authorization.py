@@ -1,7 +1,7 @@
 """Authorization of authenticated callers by the rules of Storm's ACLs.
 
-An absent or empty list means nobody (``docs/decisions.md#empty-means-nobody``). Only administrators
-may do the rest.
+An absent or empty list allows no user (``docs/decisions.md#empty-means-nobody``). All other
+operations are for administrators only.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,10 @@ from typing import Any, Literal
 from storm_dagster.model.errors import NotAuthorized
 
 Operation = Literal["list", "submit", "topology", "admin"]
-"""``list``: names and states; ``submit``: uploads, submissions and their runs; ``topology``: look
-at or change one topology; ``admin``: everything else (blobs, other hosts, placements of others, all
+"""Kinds of requests.
+
+``list``: names and states; ``submit``: uploads, submissions and their runs; ``topology``: reading
+and changing one topology; ``admin``: all others (blobs, other hosts, placements of other users, all
 confs).
 """
 
@@ -23,7 +25,7 @@ _LISTS: Mapping[Operation, tuple[str, str]] = {
     "topology": ("topology.users", "topology.groups"),
     "admin": ("nimbus.admins", "nimbus.admins.groups"),
 }
-"""The conf keys of users and groups who may."""
+"""Conf keys of the users and the groups that an operation is allowed for."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Caller:
     """Address that the request came from."""
     groups: frozenset[str] = field(default_factory=frozenset)
     scope: str | None = None
-    """What its token is limited to."""
+    """Limit of its token."""
 
     def __str__(self) -> str:
         return repr(self.name)
@@ -45,27 +47,31 @@ class Caller:
 
 CLUSTER = Caller("storm", cluster=True)
 LIMITED_USER: ContextVar[str | None] = ContextVar("storm_dagster.limited_user", default=None)
-"""User whose request is being answered; ``None`` for an administrator and in a cluster that asks
-nobody.
+"""User of the current request.
+
+``None`` for an administrator, and in a cluster without authentication of users.
 """
 
 REQUEST_USER: ContextVar[str] = ContextVar("storm_dagster.request_user", default="")
-"""Name of the user whose request is being answered, an administrator's too; empty in a cluster that
-does not ask who its users are.
+"""Name of the user of the current request, also of an administrator.
+
+Empty in a cluster without authentication of users.
 """
 
 
-def _listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str) -> bool:
-    return caller.name in (conf.get(users) or ()) or not caller.groups.isdisjoint(
-        conf.get(groups) or ()
-    )
+def _is_listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str) -> bool:
+    if caller.name in (conf.get(users) or ()):
+        return True
+    return not caller.groups.isdisjoint(conf.get(groups) or ())
 
 
 def is_admin(caller: Caller, conf: Mapping[str, Any]) -> bool:
-    """Whether the caller is the cluster itself, or named by ``nimbus.admins`` or
-    ``nimbus.admins.groups``.
+    """True if the caller is the cluster itself or an administrator.
+
+    ``nimbus.admins`` and ``nimbus.admins.groups`` name administrators.
     """
-    return caller.cluster or _listed(caller, conf, *_LISTS["admin"])
+    users, groups = _LISTS["admin"]
+    return caller.cluster or _is_listed(caller, conf, users, groups)
 
 
 def authorize(
@@ -74,18 +80,21 @@ def authorize(
     conf: Mapping[str, Any],
     topology_conf: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise :class:`NotAuthorized` unless the caller may.
+    """Raise :class:`NotAuthorized` unless the caller may do the operation.
 
-    ``topology`` takes the caller's name in ``topology.users`` or one of its groups in
-    ``topology.groups`` of ``topology_conf`` (``None``: there is no such topology, which only an
-    administrator may learn).
+    ``topology`` requires the caller's name in ``topology.users``, or one of its groups in
+    ``topology.groups``, of ``topology_conf``. ``None`` means that the topology does not exist,
+    which only an administrator may learn.
     """
     if is_admin(caller, conf):
         return
     users, groups = _LISTS[operation]
-    where = topology_conf if operation == "topology" else conf
-    if where is None or not _listed(caller, where, users, groups):
-        remedy = f"{users} or {groups}{' of the topology' if operation == 'topology' else ''}"
+    keys = f"{users} or {groups}"
+    checked_conf: Mapping[str, Any] | None = conf
+    if operation == "topology":
+        keys += " of the topology"
+        checked_conf = topology_conf
+    if checked_conf is None or not _is_listed(caller, checked_conf, users, groups):
         raise NotAuthorized(
-            f"user {caller} may not do this: an administrator can add the user to {remedy}"
+            f"user {caller} may not do this: an administrator can add the user to {keys}"
         )

@@ -1,8 +1,7 @@
-"""Reassignment: the planner's input from a view of the cluster, and the assignment from the
-planner's result.
+"""Reassignment: input and result of the planner for a view of the cluster.
 
 Three events: ``new`` (a submission), ``monitor`` (tasks judged dead) and ``rebalance``. The planner
-sees only supervisors that may get work; what runs on any other stays where it is (``unstopped``).
+sees only supervisors that may get work; tasks on other supervisors stay there (``unstopped``).
 """
 
 from collections import Counter
@@ -28,8 +27,9 @@ from storm_dagster.model.view import ClusterView, TopologyView
 
 @dataclass(frozen=True)
 class Runnable:
-    """Stored code of a topology: its normalized form without system components, and its total
-    conf.
+    """Stored code of a topology.
+
+    ``spec`` is its normalized form without system components, ``conf`` its total conf.
     """
 
     spec: TopologySpec
@@ -46,11 +46,12 @@ def offered_supervisors(
     withheld: Collection[Slot] = (),
     isolation: Collection[str] = (),
 ) -> tuple[SupervisorSlots, ...]:
-    """Supervisors that may get work: registered, not blacklisted by host, not in ``avoid``.
+    """List the supervisors that may get work.
 
-    Ports of topologies outside ``placing`` (topology ids) are taken, and so are ``withheld`` slots:
-    those of workers that are dead in this round. Hosts that others are isolated on are left out,
-    but for those of ``isolation``, and for those that a topology of ``placing`` is isolated on.
+    They are registered, not blacklisted by host, and not in ``avoid``. Ports of topologies outside
+    ``placing`` (topology ids) are used, and so are ``withheld`` slots: those of workers that are
+    dead in this round. Hosts that another topology is isolated on are omitted, except those of
+    ``isolation`` and those that a topology of ``placing`` is isolated on.
     """
     used = view.used_ports(without=frozenset(placing))
     for node, port in withheld:
@@ -74,7 +75,7 @@ def _to_place(
     executors: Mapping[str, int],
     **changes: Any,
 ) -> TopologyToPlace:
-    built = topology_to_place(
+    to_place = topology_to_place(
         name=name,
         topology_id=topology_id,
         spec=runnable.spec,
@@ -82,10 +83,10 @@ def _to_place(
         tasks=table,
         executors=executors_of(table, executors),
     )
-    return built.model_copy(update=changes)
+    return to_place.model_copy(update=changes)
 
 
-def _to_place_again(
+def _running_to_place(
     topology: TopologyView,
     runnable: Runnable,
     table: TaskTable,
@@ -115,10 +116,10 @@ def new_batch(
     backup: Assignment | None,
     replaces: str | None = None,
 ) -> PlacementBatch:
-    """The batch of a submission. ``backup`` is the newest assignment of the name, for
-    ``use.old.assignment``.
+    """Build the batch of a submission.
 
-    Slots of the topology that it ``replaces`` count as free: that one ends in the same transaction.
+    ``backup`` is the newest assignment of the name, for ``use.old.assignment``. Slots of the
+    topology that it ``replaces`` count as free: that topology ends in the same transaction.
     """
     old = backup.workers if backup is not None else ()
     to_place = _to_place(
@@ -132,37 +133,38 @@ def new_batch(
 def causes_still_true(
     view: ClusterView, topology: TopologyView, causes: Iterable[Cause]
 ) -> list[Cause]:
-    """Causes that still hold: of the current assignment, and of what did not recover while they
-    waited for a run.
+    """List the causes that still hold when their run starts.
+
+    They concern the current assignment, and the workers have not recovered since.
     """
     if topology.assignment_at is None:
         return []
     version = topology.assignment_at.version
-    mine = [
-        cause
-        for cause in causes
-        if cause.topology_id == topology.id and cause.generation == version
-    ]
-    return [cause for cause in mine if _still_true(view, topology, cause)]
+    current: list[Cause] = []
+    for cause in causes:
+        is_current = cause.topology_id == topology.id and cause.generation == version
+        if is_current and _still_true(view, topology, cause):
+            current.append(cause)
+    return current
 
 
 def _still_true(view: ClusterView, topology: TopologyView, cause: Cause) -> bool:
-    live = topology.live_workers.get(cause.slot)
+    worker = topology.live_workers.get(cause.slot)
     if cause.kind == "unassigned":
         return True
     if cause.kind == "too_few_workers":
         return topology.base.status in STEADY and not topology.missing_workers
     if cause.kind == "silent_master":
         return topology.beats_at is None or cause.seen in ("", str(topology.beats_at.mzxid))
-    if live is None:
-        # A supervisor that is back starts its workers itself: they get their time.
+    if worker is None:
+        # A supervisor that is back starts its workers itself, so wait for them.
         return cause.kind != "lost_host" or cause.node not in view.supervisors
     if cause.kind == "dead_task":
         return not topology.dead_tasks.isdisjoint(cause.tasks)
     return (
         cause.kind == "never_ran"
-        and live.status == "starting"
-        and cause.seen in ("", live.token[:8])
+        and worker.status == "starting"
+        and cause.seen in ("", worker.token[:8])
     )
 
 
@@ -173,30 +175,35 @@ def monitor_batch(
     table: TaskTable,
     causes: Collection[Cause],
 ) -> PlacementBatch:
-    """The batch that reassigns the tasks of ``causes`` and keeps all others where they are.
+    """Build the batch that reassigns the tasks of ``causes`` and no others.
 
-    When it only has too few workers, the batch of a rebalance: the fewest tasks move that spread
-    it.
+    If the only cause is too few workers, it is the batch of a rebalance, which moves the fewest
+    tasks.
     """
-    avoid = {node for cause in causes for node in cause.avoid}
+    avoid: set[str] = set()
+    for cause in causes:
+        avoid.update(cause.avoid)
     if {cause.kind for cause in causes} == {"too_few_workers"}:
         return rebalance_batch(view, topology, runnable, table, avoid=avoid)
     withheld = {cause.slot for cause in causes if cause.node}
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
-    dead = {task for cause in causes for task in cause.tasks} & table.component_of().keys()
-    # A cause names whole workers, but the assignment decides: a slot in it goes as a whole.
-    dead.update(
-        task for worker in topology.workers if worker.slot in withheld for task in worker.ids
-    )
-    # What is not offered and not judged dead yet stays in this round. Besides the tasks that run,
-    # these are tasks of workers whose limit has not passed: silence is judged by the observer
-    # alone, never by the planner.
+    dead: set[int] = set()
+    for cause in causes:
+        dead.update(cause.tasks)
+    dead &= table.component_of().keys()
+    # Tasks on supervisors that are not offered, and that are not judged dead, stay in this round.
+    # Besides tasks that run, these are tasks of workers whose limit has not passed: only the
+    # observer judges silence, never the planner.
+    elsewhere: set[int] = set()
     offered = {supervisor.id for supervisor in supervisors}
-    elsewhere = {
-        task for worker in topology.workers if worker.node not in offered for task in worker.ids
-    }
+    for worker in topology.workers:
+        # A cause names whole workers, but the assignment decides on their tasks.
+        if worker.slot in withheld:
+            dead.update(worker.ids)
+        if worker.node not in offered:
+            elsewhere.update(worker.ids)
     base = topology.base
-    to_place = _to_place_again(
+    to_place = _running_to_place(
         topology,
         runnable,
         table,
@@ -220,20 +227,19 @@ def rebalance_batch(
     reassign: bool = False,
     avoid: Collection[str] = (),
 ) -> PlacementBatch:
-    """The batch of a rebalance: all tasks of ``table``, but those that run where no supervisor can
-    stop them.
+    """Build the batch of a rebalance.
 
-    ``executors`` and ``workers`` that are not given stay as they are.
+    It places all tasks of ``table``, except those that run where no supervisor can stop them.
+    Without ``executors`` or ``workers`` these numbers do not change.
     """
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid)
-    present, able = table.component_of().keys(), view.supervisors.keys() - {*avoid}
-    unstopped = {
-        task
-        for worker in topology.workers
-        if worker.node not in able and worker.slot in topology.live_workers
-        for task in worker.ids
-    }
-    to_place = _to_place_again(
+    usable = view.supervisors.keys() - {*avoid}
+    unstopped: set[int] = set()
+    for worker in topology.workers:
+        if worker.node not in usable and worker.slot in topology.live_workers:
+            unstopped.update(worker.ids)
+    unstopped &= table.component_of().keys()
+    to_place = _running_to_place(
         topology,
         runnable,
         table,
@@ -241,7 +247,7 @@ def rebalance_batch(
         workers=topology.base.workers if workers is None else workers,
         event="rebalance",
         reassign=reassign,
-        unstopped=tuple(sorted(unstopped & present)),
+        unstopped=tuple(sorted(unstopped)),
     )
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
 
@@ -249,15 +255,15 @@ def rebalance_batch(
 def current_topology(
     view: ClusterView, topology: TopologyView, runnable: Runnable, table: TaskTable
 ) -> TopologyToPlace:
-    """The topology with its current assignment, as a rebalance without changes takes it."""
+    """The planner's input for a rebalance that changes no numbers."""
     return rebalance_batch(view, topology, runnable, table).topologies[0]
 
 
 def same_workers(assignment: Assignment | None, placement: TopologyPlacement) -> bool:
-    """Whether the placement is the current one already; then nothing is written."""
+    """True if the placement equals the current one, so that it need not be written."""
     if assignment is None:
         return False
-    # The host counts: one that was renamed is reached by its new name alone.
+    # The host counts: a host that was renamed can be reached only by its new name.
     old = {worker.slot: (worker.host, worker.tasks) for worker in assignment.workers}
     new = {worker.slot: (worker.host, worker.tasks) for worker in placement.workers}
     return old == new
@@ -272,11 +278,11 @@ def assignment_of(
     kind: AssignmentType = "Assign",
     restarted: Collection[int] = (),
 ) -> Assignment:
-    """The record for a placement.
+    """Build the record of a placement.
 
-    A task keeps its start when it stays on its node and port, else it starts now; tasks in
-    ``restarted`` (judged dead) start now wherever they are. ``node_host`` names only supervisors in
-    use. Fields of a newer release stay in the record, and in each slot that is still used.
+    A task keeps its start if it stays on its node and port, else it starts now; tasks in
+    ``restarted`` (judged dead) start now in any case. ``node_host`` names only supervisors in use.
+    Fields of a newer release stay in the record, and in each slot that is still used.
     """
     old_slots = previous.task_slots() if previous else {}
     old_starts = previous.start_secs() if previous else {}
@@ -286,7 +292,7 @@ def assignment_of(
         for task in worker.ids:
             stays = old_slots.get(task) == slot and task not in restarted
             starts[task] = old_starts.get(task, now_secs) if stays else now_secs
-    built = Assignment(
+    assignment = Assignment(
         topology_id=topology_id,
         code_dir=previous.code_dir if previous else topology_id,
         node_host={worker.node: worker.host for worker in placement.workers},
@@ -299,19 +305,19 @@ def assignment_of(
         history=previous.history if previous else (),
     )
     if previous is None:
-        return built
+        return assignment
     before = {worker.slot: worker for worker in previous.workers}
-    workers = tuple(worker.keep_unknown(before.get(worker.slot)) for worker in built.workers)
-    return built.model_copy(update={"workers": workers}).keep_unknown(previous)
+    workers = tuple(worker.keep_unknown(before.get(worker.slot)) for worker in assignment.workers)
+    return assignment.model_copy(update={"workers": workers}).keep_unknown(previous)
 
 
 def imbalance(workers: Iterable[tuple[str, int]], *, wanted: int, supervisors: int) -> float:
-    """Excess of the fullest worker or supervisor over its fair share: 0 is even, 1 is twice the
-    share.
+    """Excess of the fullest worker or supervisor over its fair share.
 
-    ``workers``: (supervisor id, number of tasks) of each used slot. ``wanted``: workers that the
-    tasks should be spread over. ``supervisors``: number of usable ones. The larger of two excesses:
-    tasks on one worker, and workers on one supervisor.
+    0 is even, 1 is twice the share. It is the larger of two excesses: tasks on one worker, and
+    workers on one supervisor. ``workers`` are (supervisor id, number of tasks) of each used slot,
+    ``wanted`` is the number of workers that the tasks should be spread over, ``supervisors`` the
+    number of usable supervisors.
     """
     used = [(node, tasks) for node, tasks in workers if tasks > 0]
     total = sum(tasks for _, tasks in used)

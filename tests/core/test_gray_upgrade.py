@@ -356,7 +356,7 @@ def test_an_event_that_is_overtaken_writes_nothing(
     [
         ("UPGRADING", state("a:6901"), BEGIN, "being upgraded already"),
         ("INACTIVE", UpgradeState(at=1), BEGIN, "activate it first"),
-        ("ACTIVE", UpgradeState(at=1), replace(BEGIN, former="wc-1-1.1"), "replaced meanwhile"),
+        ("ACTIVE", UpgradeState(at=1), replace(BEGIN, former="wc-1-1.1"), "was replaced after"),
         (
             "UPGRADING",
             state(),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from storm_dagster.api import Bolt, Spout, StatefulBolt, Topology, Tuple, Window, WindowedBolt
-from storm_dagster.core.dataplane.event_outbox import MOST_EVENTS
+from storm_dagster.core.dataplane.event_outbox import MAX_EVENTS
 from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.testing.topology_harness import TopologyHarness
@@ -151,7 +151,7 @@ def test_the_event_of_a_window_is_kept_until_dagster_has_it(tmp_path: Path) -> N
 
 class Flood(Bolt):
     def initialize(self, conf: Any, context: Any) -> None:
-        for number in range(MOST_EVENTS + 1):
+        for number in range(MAX_EVENTS + 1):
             self.dagster.observe("lake/clicks", metadata={"number": number})
 
     def process(self, tup: Tuple) -> None:
@@ -167,7 +167,7 @@ def test_too_many_events_are_reported_and_a_tuple_without_room_fails() -> None:
         assert sum("it is dropped" in text for text in said) == 1
         assert sum("its tuple fails" in text for text in said) == 1
     lost = [str(error) for _, error in harness.errors if "is lost" in str(error)]
-    assert len(lost) == MOST_EVENTS, "and what is lost when the worker ends"
+    assert len(lost) == MAX_EVENTS, "and what is lost when the worker ends"
 
 
 OF = ("t/c", "materialization", "lake/clicks")

@@ -1,15 +1,16 @@
-"""Storm's XOR acking: completion of a tree of tuples, tracked with one number for each tree.
+"""Storm's XOR acking: one number tracks the completion of a tree of tuples.
 
 Each edge of a tree between workers has a random 64-bit id. It is XORed into the tree's number
-twice, when it is emitted and when it has been processed, so that the number is zero exactly when
-nothing is left (or by an accident of one in 2**64). The order in which the values arrive does not
-matter.
+twice, when it is emitted and when it has been processed. The number is zero exactly when no edge is
+left (or by an accident of one in 2**64). The order in which the values arrive does not matter.
+
+These functions run for every tuple and are measured (``benchmarks/dataplane.py``): their loops
+avoid calls, and work on lists and tuples.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -17,26 +18,27 @@ V = TypeVar("V")
 
 
 class BoundedMap(dict[K, V]):
-    """A map of at most ``most`` entries: a new one takes the place of the oldest."""
+    """A map of at most ``max_size`` entries: a new one replaces the oldest."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_size: int) -> None:
         super().__init__()
-        self.most: int = most
+        self.max_size: int = max_size
 
     def __setitem__(self, key: K, value: V) -> None:
-        if len(self) >= self.most and key not in self:
+        if len(self) >= self.max_size and key not in self:
             del self[next(iter(self))]
         super().__setitem__(key, value)
 
 
 _LONG_WAIT = 0.25
-"""Share of a timeout: a wait of this length and more lets the timeout begin again."""
+"""Share of a timeout from which on a wait restarts the timeout."""
 
 
 class PendingMap(Generic[V]):
-    """A map whose entries expire ``timeout`` seconds after they were added, never before.
+    """A map whose entries expire ``timeout`` seconds after their addition.
 
-    Entries are kept in the order in which they were added, so that expiry looks only at the oldest.
+    They never expire earlier. Entries are kept in the order in which they were added, so that
+    expiry reads only the oldest.
     """
 
     __slots__ = (
@@ -67,7 +69,7 @@ class PendingMap(Generic[V]):
         return len(self.entries)
 
     def add(self, key: int, value: V, now: float) -> None:
-        """Add an entry; ``now`` may not be less than in earlier calls."""
+        """Add an entry; ``now`` must not be less than in earlier calls."""
         self.entries[key] = (value, now)
 
     def pop(self, key: int) -> tuple[V, float] | None:
@@ -75,11 +77,11 @@ class PendingMap(Generic[V]):
         return self.entries.pop(key, None)
 
     def extend_deadlines(self, now: float) -> None:
-        """Let no timeout run now; called again and again while the entries wait for a target.
+        """Stop the timeouts; called repeatedly while the entries wait for a target.
 
-        After a wait of a quarter of the timeout and more, the timeout of every entry begins again.
-        A shorter one only stops the clock: a target that fails now and then must not keep lost
-        entries permanently.
+        A wait of at least a quarter of the timeout restarts the timeout of every entry. A shorter
+        one only stops the clock: a target that fails now and then must not keep lost entries
+        permanently.
         """
         self._is_waiting = True
         if self._wait_began is None:
@@ -110,10 +112,9 @@ class PendingMap(Generic[V]):
     def overdue(
         self, now: float, entries: Iterable[tuple[int, tuple[V, float]]] | None = None
     ) -> list[int]:
-        """Keys of the entries that have become older than the timeout since the last call, oldest
-        first.
+        """Keys of the entries that timed out since the last call, oldest first.
 
-        ``entries``: a copy, where another thread removes some.
+        ``entries`` is a copy, for a map from which another thread removes entries.
         """
         if self._is_waiting:
             self._is_waiting = False
@@ -124,20 +125,24 @@ class PendingMap(Generic[V]):
             return []
         before = self._late
         self._late = late
-        old = takewhile(
-            lambda entry: entry[1][1] <= late, self.entries.items() if entries is None else entries
-        )
-        return [key for key, (_, added) in old if added > before]
+        overdue: list[int] = []
+        for key, (_, added) in self.entries.items() if entries is None else entries:
+            if added > late:
+                break
+            if added > before:
+                overdue.append(key)
+        return overdue
 
     def expire(self, now: float) -> list[tuple[int, V]]:
-        """Remove and return those entries."""
+        """Remove and return the overdue entries."""
         return [(key, self.entries.pop(key)[0]) for key in self.overdue(now)]
 
 
 @dataclass(slots=True, eq=False)
 class AckerResult:
-    """Roots that an acker reports to spout tasks; task 0: the spout is not known here yet, so that
-    all must be told.
+    """Roots that an acker reports to spout tasks.
+
+    Task 0 stands for an unknown spout: all spout tasks must be notified.
     """
 
     acked: dict[int, list[int]] = field(default_factory=dict)
@@ -145,12 +150,14 @@ class AckerResult:
     failed: dict[int, list[int]] = field(default_factory=dict)
     """Spout task -> roots that failed."""
     lost: dict[int, list[int]] = field(default_factory=dict)
-    """Spout task -> roots that a task or worker which is gone had parts of."""
+    """Spout task -> roots with parts in a task or worker that has ended."""
 
 
 class AckTracker:
-    """Open trees of one acker task. A tree that is neither completed nor failed is forgotten after
-    ``timeout`` seconds: by then its spout has failed it by itself.
+    """Open trees of one acker task.
+
+    A tree that is neither completed nor failed is forgotten after ``timeout`` seconds: by then its
+    spout has failed it.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -169,8 +176,10 @@ class AckTracker:
         losses: Iterable[int] = (),
         into: AckerResult | None = None,
     ) -> AckerResult:
-        """Apply (root, value, spout task) inits, (root, value) acks, failed and lost roots; the
-        roots to report.
+        """Apply frames, and return the roots to report.
+
+        ``inits`` are (root, value, spout task), ``acks`` are (root, value), ``fails`` and
+        ``losses`` are roots. The result is added to ``into``.
         """
         result = AckerResult() if into is None else into
         trees = self._trees.entries
@@ -216,13 +225,13 @@ class AckTracker:
         return [root for root, entry in self._trees.entries.items() if entry[0][2] & bits]
 
     def lose(self, roots: Iterable[int], into: AckerResult) -> None:
-        """Fail those of the trees that are open, because a worker with parts of them is gone."""
+        """Fail the open trees of these roots, because a worker with parts has ended."""
         for root in roots:
             if (entry := self._trees.pop(root)) is not None:
                 into.lost.setdefault(entry[0][1], []).append(root)
 
     def extend_deadlines(self, now: float) -> None:
-        """Let no timeout of an open tree run now (:meth:`PendingMap.extend_deadlines`)."""
+        """Stop the timeouts of open trees (:meth:`PendingMap.extend_deadlines`)."""
         self._trees.extend_deadlines(now)
 
     def expire(self, now: float) -> int:

@@ -1,7 +1,8 @@
-"""Outbox of unreported Dagster events in a worker, with the tuples whose acks wait for them.
+"""Outbox of unreported Dagster events in a worker.
 
-Pure: the caller passes the time, sends the batches and carries out the results. ``H`` stands for a
-tuple whose ack waits for an event. At most one batch is in flight.
+It also holds the tuples whose acks wait for events. Pure: the caller passes the time, sends the
+batches and carries out the results. ``H`` is the type of a tuple whose ack waits for an event. At
+most one batch is in flight.
 """
 
 from collections.abc import Mapping
@@ -12,26 +13,24 @@ from storm_dagster.model.dagster_events import DagsterEvent
 
 H = TypeVar("H")
 
-MOST_EVENTS = 1000
+MAX_EVENTS = 1000
 """Events that may wait for one task."""
-MOST_BATCH = 32
+MAX_BATCH = 32
 """Events of a batch. With the longest metadata they fit into a request of 1 MiB."""
-LONGEST_PAUSE_SECS = 15.0
+MAX_PAUSE_SECS = 15.0
 
 
 @dataclass(frozen=True)
 class ReportResponse:
-    """Response to a batch. Events that it does not name are sent again."""
+    """Response to a batch; events that it does not name are sent with the next one."""
 
     stored: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
     """Id -> reason why Dagster will never store it."""
     undefined: Mapping[str, str] = field(default_factory=dict)
-    """Id of a stored event whose asset that Dagster does not define -> the consequence and the
-    remedy.
-    """
+    """Id of a stored event whose asset that Dagster does not define -> consequence and remedy."""
     trouble: str | None = None
-    """Reason why the rest is not stored yet."""
+    """Reason why the other events are not stored yet."""
 
 
 @dataclass
@@ -41,9 +40,9 @@ class OutboxEntry(Generic[H]):
     task: int
     event: DagsterEvent
     holders: list[tuple[H, float]] = field(default_factory=list)
-    """(tuple whose ack waits, since when)."""
-    alone: bool = False
-    """Whether it was also reported without a tuple, so that no replay would report it again."""
+    """(tuple whose ack waits, time at which it began to wait)."""
+    without_tuple: bool = False
+    """True if it was also reported without a tuple, so that no replay would report it."""
 
 
 @dataclass
@@ -56,11 +55,12 @@ class OutboxResult(Generic[H]):
 
 
 class EventOutbox(Generic[H]):
-    """Unreported events of all tasks of a worker, in the order in which they were added."""
+    """Unreported events of all tasks of a worker, oldest first."""
 
     def __init__(self, hold_secs: float) -> None:
-        """``hold_secs``: a tuple has certainly timed out after that, so that its ack need not
-        wait.
+        """Start with an empty outbox.
+
+        After ``hold_secs`` a tuple has certainly timed out, so that its ack need not wait.
         """
         self._hold_secs = hold_secs
         self._waiting: dict[tuple[int, str], OutboxEntry[H]] = {}
@@ -73,75 +73,85 @@ class EventOutbox(Generic[H]):
         return len(self._waiting)
 
     def add(self, task: int, event: DagsterEvent, holder: H | None, now: float) -> bool:
-        """Add an event; one that equals a waiting one of the task joins it. ``False``: there is no
-        room.
+        """Add an event; return ``False`` if there is no room.
+
+        An event that equals a waiting one of the task joins it.
         """
         entry = self._waiting.get((task, event.id))
         if entry is None:
-            if self._counts.get(task, 0) >= MOST_EVENTS:
+            if self._counts.get(task, 0) >= MAX_EVENTS:
                 return False
-            entry = self._waiting[task, event.id] = OutboxEntry(task, event)
+            entry = OutboxEntry(task, event)
+            self._waiting[task, event.id] = entry
             self._counts[task] = self._counts.get(task, 0) + 1
         if holder is None:
-            entry.alone = True
+            entry.without_tuple = True
         else:
             entry.holders.append((holder, now))
         return True
 
     def next_batch(self, now: float) -> list[DagsterEvent]:
-        """The oldest events, each once; none while a batch is in flight, or during a pause."""
+        """The oldest events, each once; none during a pause or a batch in flight."""
         if self._sent or now < self._retry_at:
             return []
         batch: dict[str, DagsterEvent] = {}
         for entry in self._waiting.values():
             batch[entry.event.id] = entry.event
-            if len(batch) >= MOST_BATCH:
+            if len(batch) >= MAX_BATCH:
                 break
         self._sent = frozenset(batch)
         return list(batch.values())
 
-    def handle_response(self, answer: ReportResponse, now: float) -> OutboxResult[H]:
-        """Handle the response to the batch in flight. Trouble is followed by a pause, a longer one
-        each time.
+    def handle_response(self, response: ReportResponse, now: float) -> OutboxResult[H]:
+        """Handle the response to the batch in flight.
+
+        Trouble is followed by a pause, which is longer each time.
         """
         self._sent = frozenset()
-        self._pause = (
-            0.0 if answer.trouble is None else min(LONGEST_PAUSE_SECS, max(0.5, 2 * self._pause))
-        )
+        if response.trouble is None:
+            self._pause = 0.0
+        else:
+            self._pause = min(MAX_PAUSE_SECS, max(0.5, 2 * self._pause))
         self._retry_at = now + self._pause
-        outcome: OutboxResult[H] = OutboxResult()
+        result: OutboxResult[H] = OutboxResult()
         for entry in list(self._waiting.values()):
-            number = entry.event.id
-            if number in answer.stored:
-                outcome.ack += [holder for holder, _ in entry.holders]
-                if number in answer.undefined:
-                    outcome.undefined.append((entry, answer.undefined[number]))
-            elif number in answer.refused:
-                outcome.refused.append((entry, answer.refused[number]))
+            event_id = entry.event.id
+            if event_id in response.stored:
+                result.ack += [holder for holder, _ in entry.holders]
+                if event_id in response.undefined:
+                    result.undefined.append((entry, response.undefined[event_id]))
+            elif event_id in response.refused:
+                result.refused.append((entry, response.refused[event_id]))
             else:
                 continue
             self._remove(entry)
-        return outcome
+        return result
 
     def expire(self, now: float) -> list[H]:
-        """Drop tuples that have timed out at their spout, and return them; their events stay."""
-        gone: list[H] = []
+        """Drop and return tuples that have timed out at their spout; their events stay."""
+        dropped: list[H] = []
         for entry in self._waiting.values():
-            gone += [holder for holder, since in entry.holders if now - since > self._hold_secs]
-            entry.holders = [held for held in entry.holders if now - held[1] <= self._hold_secs]
-        return gone
+            waiting: list[tuple[H, float]] = []
+            for holder, since in entry.holders:
+                if now - since > self._hold_secs:
+                    dropped.append(holder)
+                else:
+                    waiting.append((holder, since))
+            entry.holders = waiting
+        return dropped
 
     def close(self, task: int) -> list[H]:
-        """End a task and return its tuples, which are to fail. Their replay reports their events
-        again; events reported without a tuple stay.
+        """End a task and return its tuples, which must be failed.
+
+        Their replay reports their events once more; events reported without a tuple stay.
         """
-        gone: list[H] = []
+        dropped: list[H] = []
         for entry in [entry for entry in self._waiting.values() if entry.task == task]:
-            gone += [holder for holder, _ in entry.holders]
+            dropped += [holder for holder, _ in entry.holders]
             entry.holders = []
-            if not entry.alone:
+            if not entry.without_tuple:
                 self._remove(entry)
-        return gone
+        return dropped
 
     def entries(self) -> list[OutboxEntry[H]]:
         """All entries."""

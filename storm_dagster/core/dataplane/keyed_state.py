@@ -1,13 +1,16 @@
-"""Keyed state of a component: format of its log, and partitioning over the component's tasks.
+"""Keyed state of a component: format of its log, and partitioning over tasks.
 
 Pure. A log is a sequence of checkpoints, each framed by its length and checksum. A checkpoint that
-a process was writing when it died is at the end, cut short, and is ignored: its tuples were not
+a process was writing when it died is at the end, incomplete, and is ignored: its tuples were not
 acked.
+
+Checkpoints are measured (``benchmarks/dataplane.py``): functions that run for every value or tuple
+use comprehensions and avoid calls.
 """
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain, islice
@@ -24,7 +27,8 @@ from storm_dagster.model.values import encode_value as encode_any
 _HEAD = struct.Struct("<II")
 _PART = 1000
 """Keys or ids in one checkpoint of a snapshot."""
-_MAPS, _MOST_IN_ONE = 67, 20_000
+_MAPS = 67
+_MAX_IN_ONE_MAP = 20_000
 _Item = TypeVar("_Item")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -38,32 +42,33 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     ids: list[tuple[int, Any]] = []
     """(hash of the grouping key, id) of tuples that were applied."""
     rotated: bool = False
-    """The ids that were known before the newest ones are forgotten."""
+    """The ids that are older than the newest generation are forgotten."""
     full: bool = False
-    """Everything before is dropped."""
+    """All earlier checkpoints are dropped."""
     old_ids: list[tuple[int, Any]] = []
     held: list[tuple[int, int, msgspec.Raw]] = []
     """(number, hash of the grouping key, encoded entry) of tuples that entered windows."""
     finished: list[int] = []
-    """Numbers of tuples that no window needs any more."""
+    """Numbers of tuples that no window still needs."""
     windows: Position | None = None
     results: list[tuple[int, msgspec.Raw]] = []
-    """(number, what a window emitted)."""
+    """(number, tuples that a window emitted)."""
     confirmed: list[int] = []
     """Numbers of results whose trees are complete."""
     batches: list[tuple[str, int, list[tuple[int, Any]]]] = []
-    """(owner, token, ids as in ``ids``) of batches that are written to a sink from now on. An owner
-    has one: a new one replaces it, and one without ids removes it.
+    """(owner, token, ids as in ``ids``) of batches that are written to a sink from now on.
+
+    An owner has one batch: a new one replaces it, and one without ids removes it.
     """
     forgotten: list[Any] = []
-    """Ids that no longer count as applied, whether they are older or of this checkpoint."""
+    """Ids, older ones and those of this checkpoint, that no longer count as applied."""
 
 
 _decoder = msgspec.msgpack.Decoder(Checkpoint, ext_hook=decode_extension)
 
 
 def encode_value(value: Any, key: Any) -> msgspec.Raw:
-    """Encoded value; ``InvalidRequest`` for a type that is not serializable."""
+    """Encode a value; ``InvalidRequest`` for a type that is not serializable."""
     try:
         return msgspec.Raw(encode_any(value))
     except TypeError as error:
@@ -71,10 +76,11 @@ def encode_value(value: Any, key: Any) -> msgspec.Raw:
 
 
 def stored_key(key: Any, odd: bool = False) -> Any:
-    """A key or an id as a log has it; ``InvalidRequest`` for one that cannot be saved.
+    """Convert a key or an id to its form in a log.
 
-    Tuples are arrays there, as in the logs of every release: :func:`key_of` restores them. ``odd``:
-    with integers and text that MessagePack cannot hold.
+    Tuples become arrays there, as in the logs of every release; :func:`key_of` restores them. With
+    ``odd`` the key has integers or text that MessagePack cannot hold. Raises ``InvalidRequest`` for
+    a key that cannot be saved.
     """
     if type(key) is tuple:
         return [stored_key(part, odd) for part in key]
@@ -86,58 +92,66 @@ def stored_key(key: Any, odd: bool = False) -> Any:
         raise InvalidRequest(f"the key {key!r:.80} cannot be saved: it is {error}") from None
 
 
-def _stored(record: Checkpoint, odd: bool) -> bytes:
+def _encode_checkpoint(record: Checkpoint, odd: bool) -> bytes:
     return _encode(
         msgspec.structs.replace(
             record,
             values=[(stored_key(key, odd), raw) for key, raw in record.values],
             removed=[stored_key(key, odd) for key in record.removed],
-            ids=[(number, stored_key(name, odd)) for number, name in record.ids],
-            old_ids=[(number, stored_key(name, odd)) for number, name in record.old_ids],
-            batches=[
-                (owner, token, [(number, stored_key(name, odd)) for number, name in ids])
-                for owner, token, ids in record.batches
-            ],
+            ids=_stored_ids(record.ids, odd),
+            old_ids=_stored_ids(record.old_ids, odd),
+            batches=[(owner, token, _stored_ids(ids, odd)) for owner, token, ids in record.batches],
             forgotten=[stored_key(name, odd) for name in record.forgotten],
         )
     )
 
 
+def _stored_ids(ids: Iterable[tuple[int, Any]], odd: bool) -> list[tuple[int, Any]]:
+    return [(number, stored_key(name, odd)) for number, name in ids]
+
+
 def join_encoded(parts: list[Any]) -> msgspec.Raw:
-    """A list of encoded parts, numbers and ``None``."""
+    """Encode a list of encoded parts, numbers and ``None``."""
     return msgspec.Raw(_encode(parts))
 
 
 def encode_entry(entry: HeldTuple) -> msgspec.Raw:
-    """Encoded tuple of a window; ``InvalidRequest`` if it holds a value that is not
-    serializable.
+    """Encode a tuple of a window.
+
+    Raises ``InvalidRequest`` if it holds a value that is not serializable.
     """
-    item, key = encode_value(entry.item, entry.key), encode_value(entry.key, entry.key)
-    return join_encoded([entry.stamp, item, key, entry.seen])
+    item = encode_value(entry.item, entry.key)
+    key = encode_value(entry.key, entry.key)
+    return join_encoded([entry.stamp, item, key, entry.evaluated_until])
 
 
 def key_of(key: Any) -> Any:
-    """Hashable form of a key: lists become tuples."""
-    return tuple([key_of(part) for part in key]) if isinstance(key, list | tuple) else key
+    """Convert a key to its hashable form: lists become tuples."""
+    if isinstance(key, list | tuple):
+        return tuple([key_of(part) for part in key])
+    return key
 
 
 def frame(record: Checkpoint) -> bytes:
     """Bytes of the checkpoint in a log."""
     try:
-        payload = _stored(record, odd=False)
+        payload = _encode_checkpoint(record, odd=False)
     except (OverflowError, UnicodeEncodeError):
-        payload = _stored(record, odd=True)
+        payload = _encode_checkpoint(record, odd=True)
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def read_log(source: bytes | BinaryIO, name: str) -> Iterator[Checkpoint]:
-    """Checkpoints of a log, without an incomplete one at the end.
+    """Yield the checkpoints of a log, without an incomplete one at the end.
 
-    :class:`Corrupt` when anything before the end is damaged.
+    Raises :class:`Corrupt` if a part before the end is damaged.
     """
     file = BytesIO(source) if isinstance(source, bytes) else source
-    at = 0
-    while len(head := file.read(_HEAD.size)) == _HEAD.size:
+    offset = 0
+    while True:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return
         size, checksum = _HEAD.unpack(head)
         payload = file.read(size)
         if len(payload) < size:
@@ -147,27 +161,28 @@ def read_log(source: bytes | BinaryIO, name: str) -> Iterator[Checkpoint]:
                 raise ValueError("the checksum is wrong")
             record = _decoder.decode(payload)
         except (ValueError, msgspec.MsgspecError) as error:
-            rest = file.read()
-            if not rest or not any(head + payload + rest):
-                # The last write was cut off. A power cut may leave zeros where it had been.
+            tail = file.read()
+            if not tail or not any(head + payload + tail):
+                # The last write is incomplete. After a power cut its bytes may be zeros.
                 return
             raise Corrupt(
-                f"the state in {name} is damaged at byte {at} ({error}): restore the file, or move it away to start "
-                "this task with nothing"
+                f"the state in {name} is damaged at byte {offset} ({error}): restore the file, or "
+                "move it away to start this task with nothing"
             ) from None
         yield record
-        at += _HEAD.size + size
+        offset += _HEAD.size + size
 
 
 def _parts(items: Iterable[_Item]) -> Iterator[list[_Item]]:
-    rest = iter(items)
-    while part := list(islice(rest, _PART)):
+    iterator = iter(items)
+    while part := list(islice(iterator, _PART)):
         yield part
 
 
 class LargeMap(MutableMapping[Any, Any]):
-    """A map in parts, none of which is so large that its growth holds the interpreter's lock for
-    long.
+    """A map in parts.
+
+    No part is so large that its growth holds the interpreter's lock for long.
     """
 
     def __init__(self, items: Iterable[tuple[Any, Any]]) -> None:
@@ -198,7 +213,7 @@ class LargeMap(MutableMapping[Any, Any]):
         raise KeyError("the map is empty")
 
     def clear(self) -> None:
-        """Remove everything, one by one: a whole part would hold the lock as well."""
+        """Remove all entries one by one: a whole part would hold the lock for long."""
         for part in self._maps:
             while part:
                 part.popitem()
@@ -211,15 +226,18 @@ class LargeMap(MutableMapping[Any, Any]):
 
 
 def _in_parts(table: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
-    return LargeMap(table.items()) if type(table) is dict and len(table) > _MOST_IN_ONE else table
+    """The table, or a :class:`LargeMap` of it if it is large."""
+    if type(table) is dict and len(table) > _MAX_IN_ONE_MAP:
+        return LargeMap(table.items())
+    return table
 
 
 @dataclass
 class Contents:
-    """Keyed values of one task, and the ids of the tuples that were applied to them."""
+    """Keyed values of one task, and the ids of the tuples applied to them."""
 
     values: MutableMapping[Any, Any] = field(default_factory=dict)
-    """Read from a log, a :class:`LargeMap` when there are many."""
+    """Read from a log; a :class:`LargeMap` if there are many."""
     ids: MutableMapping[Any, int] = field(default_factory=dict)
     """Id -> hash of the grouping key, newest generation."""
     old_ids: MutableMapping[Any, int] = field(default_factory=dict)
@@ -227,19 +245,20 @@ class Contents:
     """Number -> (hash of the grouping key, encoded entry) of the tuples in windows."""
     windows: Position | None = None
     results: dict[int, msgspec.Raw] = field(default_factory=dict)
-    """Number -> what a window emitted, until its tree is complete."""
+    """Number -> tuples that a window emitted, until their trees are complete."""
     batches: dict[str, tuple[int, dict[Any, int]]] = field(default_factory=dict)
-    """Owner -> (token, ids) of the batch that it was writing to a sink: whether it has is known by
-    the sink alone.
+    """Owner -> (token, ids) of the batch that it was writing to a sink.
+
+    Only the sink knows if the batch has been written.
     """
     encoded: bool = False
-    """Whether values stay as they are in the log, which is enough to write it again."""
+    """True if values stay encoded, which is enough to rewrite the log."""
 
     def entries(self) -> Iterator[HeldTuple]:
         """The tuples in windows."""
         for number, (_, raw) in self.held.items():
-            stamp, item, key, seen = decode_value(raw)
-            yield HeldTuple(stamp, number, item, key_of(key), seen)
+            stamp, item, key, evaluated_until = decode_value(raw)
+            yield HeldTuple(stamp, number, item, key_of(key), evaluated_until)
 
     def apply(self, record: Checkpoint) -> None:
         """Apply a checkpoint."""
@@ -256,23 +275,28 @@ class Contents:
             self.values.pop(key_of(key), None)
         for key, raw in record.values:
             self.values[key_of(key)] = raw.copy() if self.encoded else decode_value(raw)
-        self.values, self.held = _in_parts(self.values), _in_parts(self.held)
+        self.values = _in_parts(self.values)
+        self.held = _in_parts(self.held)
         self.apply_ids(record)
         for number in record.finished:
             self.held.pop(number, None)
-        self.held.update((number, (owner, raw.copy())) for number, owner, raw in record.held)
+        for number, owner, raw in record.held:
+            self.held[number] = (owner, raw.copy())
         for number in record.confirmed:
             self.results.pop(number, None)
-        self.results.update((number, raw.copy()) for number, raw in record.results)
+        for number, raw in record.results:
+            self.results[number] = raw.copy()
         self.windows = record.windows or self.windows
 
     def rotate_ids(self) -> MutableMapping[Any, int]:
-        """Begin a new generation of ids; returns the ids that are remembered no longer, for the
-        caller to remove.
+        """Begin a new generation of ids.
+
+        Returns the ids that are no longer remembered, for the caller to remove.
         """
-        former, self.old_ids = self.old_ids, self.ids
-        self.ids = LargeMap(()) if len(self.old_ids) > _MOST_IN_ONE else {}
-        return former
+        expired = self.old_ids
+        self.old_ids = self.ids
+        self.ids = LargeMap(()) if len(self.old_ids) > _MAX_IN_ONE_MAP else {}
+        return expired
 
     def apply_ids(self, record: Checkpoint) -> None:
         """Apply the ids and batches of a checkpoint."""
@@ -282,40 +306,42 @@ class Contents:
             self.ids.pop(key_of(name), None)
             self.old_ids.pop(key_of(name), None)
         for owner, token, ids in record.batches:
-            self.batches[owner] = token, {key_of(name): number for number, name in ids}
-            if not ids:
-                del self.batches[owner]
+            if ids:
+                self.batches[owner] = (token, {key_of(name): number for number, name in ids})
+            else:
+                self.batches.pop(owner, None)
 
     def snapshot(self) -> Iterator[Checkpoint]:
-        """Everything as checkpoints, the first of which is full. They are small, since decoding one
-        holds the interpreter's lock.
+        """Yield the contents as checkpoints, the first of which is full.
+
+        The checkpoints are small, since decoding one holds the interpreter's lock.
         """
         yield Checkpoint(full=True, windows=self.windows)
-        for ids, newest in ((self.old_ids, False), (self.ids, True)):
-            if newest and self.old_ids:
-                yield Checkpoint(rotated=True)
-            for part in _parts(ids.items()):
-                yield Checkpoint(ids=[(number, name) for name, number in part])
+        for part in _parts(self.old_ids.items()):
+            yield Checkpoint(ids=[(number, name) for name, number in part])
+        if self.old_ids:
+            yield Checkpoint(rotated=True)
+        for part in _parts(self.ids.items()):
+            yield Checkpoint(ids=[(number, name) for name, number in part])
         for part in _parts(self.values.items()):
-            yield Checkpoint(
-                values=part
-                if self.encoded
-                else [(key, encode_value(value, key)) for key, value in part]
-            )
-        for held in _parts(self.held.items()):
-            yield Checkpoint(held=[(number, owner, raw) for number, (owner, raw) in held])
-        for results in _parts(self.results.items()):
-            yield Checkpoint(results=results)
+            values = part
+            if not self.encoded:
+                values = [(key, encode_value(value, key)) for key, value in part]
+            yield Checkpoint(values=values)
+        for part in _parts(self.held.items()):
+            yield Checkpoint(held=[(number, owner, raw) for number, (owner, raw) in part])
+        for part in _parts(self.results.items()):
+            yield Checkpoint(results=part)
         for owner, (token, names) in self.batches.items():
-            yield Checkpoint(
-                batches=[(owner, token, [(number, name) for name, number in names.items()])]
-            )
+            ids = [(number, name) for name, number in names.items()]
+            yield Checkpoint(batches=[(owner, token, ids)])
 
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Partitioning of a component's state over ``tasks`` tasks: ``by_key`` as fields grouping does
-    it, or each task has its own.
+    """Partitioning of a component's state over ``tasks`` tasks.
+
+    It is ``by_key``, as in fields grouping, or each task has its own state.
     """
 
     tasks: int
@@ -331,53 +357,72 @@ class Partitioning:
         old: Iterable[tuple[int, Contents]],
         merge: Callable[[Any, list[Any]], Any],
     ) -> Contents:
-        """Contents of task ``index``, taken from the tasks of the partitioning before, given as
-        (index, contents).
+        """Contents of task ``index``, from the tasks of the previous partitioning.
 
-        Values that several of them had under one key are merged. Ids of a batch that was being
-        written go where their tuples go. Tuples of windows go where their keys go, and what windows
-        have emitted is sent by the task of the same index.
+        ``old`` are (index, contents) of those tasks. Values that several of them had under one key
+        are merged. Ids of a batch that was being written go where their tuples go. Tuples of
+        windows go where their keys go, and the task of the same index sends the tuples that windows
+        have emitted.
         """
-
-        def is_mine(item: tuple[Any, int]) -> bool:
-            return not self.by_key or item[1] % self.tasks == index
-
-        found = Contents()
+        share = Contents()
         several: dict[Any, list[Any]] = {}
         """Keys of more than one task."""
         positions: list[Position] = []
-        moved: list[tuple[HeldTuple, int]] = []
-        for before, contents in old:
-            if contents.windows is not None and (self.by_key or before % self.tasks == index):
+        window_tuples: list[tuple[HeldTuple, int]] = []
+        for old_index, contents in old:
+            is_successor = old_index % self.tasks == index
+            if is_successor:
+                for raw in contents.results.values():
+                    share.results[len(share.results)] = raw
+            if not self.by_key and not is_successor:
+                continue
+            if contents.windows is not None:
                 positions.append(contents.windows)
                 for entry in detach(contents.windows, contents.entries()):
                     owner = contents.held[entry.number][0]
-                    if (owner if self.by_key else before) % self.tasks == index:
-                        moved.append((entry, owner))
-            if before % self.tasks == index:
-                for raw in contents.results.values():
-                    found.results[len(found.results)] = raw
-            if not self.by_key and before % self.tasks != index:
-                continue
-            for name in ("values", "ids", "old_ids"):
-                if type(getattr(contents, name)) is LargeMap:
-                    setattr(found, name, LargeMap(getattr(found, name).items()))
-            for key, value in contents.values.items():
-                if self.by_key and self.owner(key) != index:
-                    continue
-                if key in found.values:
-                    several.setdefault(key, [found.values[key]]).append(value)
-                else:
-                    found.values[key] = value
-            for ids, mine in ((contents.ids, found.ids), (contents.old_ids, found.old_ids)):
-                mine.update(filter(is_mine, ids.items()))
-            for owner, (token, names) in contents.batches.items():
-                if mine := dict(filter(is_mine, names.items())):
-                    found.batches.setdefault(owner, (token, {}))[1].update(mine)
-        owners = {id(entry): owner for entry, owner in moved}
-        for number, entry in enumerate(in_order(entry for entry, _ in moved)):
-            found.held[number] = (owners[id(entry)], encode_entry(entry))
-        found.windows = join(positions)
+                    if not self.by_key or owner % self.tasks == index:
+                        window_tuples.append((entry, owner))
+            self._add_values(index, contents, share, several)
+            self._add_ids(index, contents, share)
+        owners = {id(entry): owner for entry, owner in window_tuples}
+        for number, entry in enumerate(in_order(entry for entry, _ in window_tuples)):
+            share.held[number] = (owners[id(entry)], encode_entry(entry))
+        share.windows = join(positions)
         for key, values in several.items():
-            found.values[key] = merge(key, values)
-        return found
+            share.values[key] = merge(key, values)
+        return share
+
+    def _add_values(
+        self, index: int, contents: Contents, share: Contents, several: dict[Any, list[Any]]
+    ) -> None:
+        """Add the values of task ``index``.
+
+        ``several`` collects all values of a key that more than one task has.
+        """
+        if type(contents.values) is LargeMap:
+            share.values = LargeMap(share.values.items())
+        for key, value in contents.values.items():
+            if self.by_key and self.owner(key) != index:
+                continue
+            if key in share.values:
+                several.setdefault(key, [share.values[key]]).append(value)
+            else:
+                share.values[key] = value
+
+    def _add_ids(self, index: int, contents: Contents, share: Contents) -> None:
+        """Add the ids and the batches of task ``index``."""
+        if type(contents.ids) is LargeMap:
+            share.ids = LargeMap(share.ids.items())
+        if type(contents.old_ids) is LargeMap:
+            share.old_ids = LargeMap(share.old_ids.items())
+        share.ids.update(self._own_ids(index, contents.ids))
+        share.old_ids.update(self._own_ids(index, contents.old_ids))
+        for owner, (token, names) in contents.batches.items():
+            own_names = dict(self._own_ids(index, names))
+            if own_names:
+                share.batches.setdefault(owner, (token, {}))[1].update(own_names)
+
+    def _own_ids(self, index: int, ids: Mapping[Any, int]) -> Iterator[tuple[Any, int]]:
+        for name, number in ids.items():
+            if not self.by_key or number % self.tasks == index:
+                yield name, number

@@ -1,10 +1,10 @@
 """Load-aware shuffle: in turn, but less often to tasks that cannot keep up.
 
-Pure. The rule is Storm's (LoadAwareShuffleGrouping): with every refresh of the loads, a target
-whose load is within 5 % of the least one gains a little weight, any other loses much, so that a
-busy task is left alone at once and comes back slowly. Other than there, the heaviest target always
-has the full weight: where targets are the busy one in turn, all weights would sink together, and
-one step near nought send everything to a single task.
+Pure. The rule is Storm's (LoadAwareShuffleGrouping). With every refresh of the loads, a target
+whose load is within 5 % of the least one gains a little weight, any other loses much. A busy task
+so gets few tuples at once, and its full share only slowly. One rule differs from Storm: the
+heaviest target always has the full weight. If targets are the busy one in turn, all weights would
+sink together, and one step near zero would send all tuples to a single task.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +13,15 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-_MOST = 100
-_GAIN, _LOSS = 1, 10
+_MAX_WEIGHT = 100
+_GAIN = 1
+_LOSS = 10
 _ALIKE = 0.05
+"""Difference of loads that count as equal."""
 
 
 def smooth_turns(weights: Sequence[int], length: int) -> Iterator[int]:
-    """``length`` indices in which each appears by its weight, spread as evenly as can be."""
+    """Yield ``length`` indices, each by its weight and spread as evenly as possible."""
     total = sum(weights)
     current = [0] * len(weights)
     for _ in range(length):
@@ -33,12 +35,16 @@ def smooth_turns(weights: Sequence[int], length: int) -> Iterator[int]:
 
 
 class LoadAwareShuffle(Generic[T]):
-    """Chooser among targets; without loads strictly in turn, from ``offset`` on."""
+    """Chooser among targets; without loads in turn, from ``offset`` on.
+
+    ``choose`` runs for every tuple and is measured (``benchmarks/dataplane.py``): it is a closure
+    over an iterator.
+    """
 
     def __init__(self, targets: Sequence[T], offset: int = 0) -> None:
         start = offset % len(targets)
         self.targets: tuple[T, ...] = tuple(targets[start:]) + tuple(targets[:start])
-        self.weights = [_MOST] * len(self.targets)
+        self.weights = [_MAX_WEIGHT] * len(self.targets)
         turn = cycle(self.targets).__next__
 
         def choose(values: Sequence[Any]) -> T:
@@ -54,11 +60,13 @@ class LoadAwareShuffle(Generic[T]):
     def refresh(self, loads: Sequence[float]) -> None:
         """Use new loads (0 to 1, in the order of :attr:`targets`)."""
         least = min(loads)
-        weights = [
-            min(_MOST, weight + _GAIN) if load <= least + _ALIKE else max(0, weight - _LOSS)
-            for weight, load in zip(self.weights, loads, strict=True)
-        ]
-        lift = _MOST - max(weights)
+        weights: list[int] = []
+        for weight, load in zip(self.weights, loads, strict=True):
+            if load <= least + _ALIKE:
+                weights.append(min(_MAX_WEIGHT, weight + _GAIN))
+            else:
+                weights.append(max(0, weight - _LOSS))
+        lift = _MAX_WEIGHT - max(weights)
         weights = [weight + lift for weight in weights]
         if weights == self.weights:
             return
@@ -66,9 +74,5 @@ class LoadAwareShuffle(Generic[T]):
         if len(set(weights)) == 1:
             self._restart(self.targets)
         else:
-            self._restart(
-                [
-                    self.targets[index]
-                    for index in smooth_turns(weights, max(_MOST, 2 * len(weights)))
-                ]
-            )
+            length = max(_MAX_WEIGHT, 2 * len(weights))
+            self._restart([self.targets[index] for index in smooth_turns(weights, length)])

@@ -1,8 +1,8 @@
-"""Windows of a task as values: their shape, what checkpoints hold of them, and how they move to
-other tasks.
+"""Windows of a task as values: their shape and their state in checkpoints.
 
-Pure. The tuples of windows are numbered by their arrival. In the order of (stamp, number) a prefix
-of them, the log, has entered the windows; the rest waits for the watermark.
+Pure. Windows also move to other tasks. The tuples of windows are numbered by their arrival. In the
+order of (stamp, number) a prefix of them, the log, has entered the windows; the others wait for the
+watermark.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,21 +16,19 @@ from storm_dagster.model.errors import InvalidTopology
 
 DEFAULT_WATERMARK_MS = 1000
 DEFAULT_IDLE_MS = 10_000
-"""Longer than a worker takes to start again, so that a sending task that restarts is not taken for
-a silent one.
-"""
+"""Longer than a worker takes to restart, so that a sending task that restarts is not silent."""
 
 
 @dataclass(frozen=True)
 class WindowShape:
-    """Shape of a bolt's windows, from its conf. One of the lengths, or a gap, is set."""
+    """Shape of a bolt's windows, from its conf; a length or a gap is set."""
 
     length_count: int | None = None
     length_ms: int | None = None
     slide_count: int | None = None
     slide_ms: int | None = None
     gap_ms: int | None = None
-    """Sessions: a key that was silent for this long has ended its session."""
+    """Sessions: silence of a key after which its session has ended."""
     event_time: bool = False
     lag_ms: int = 0
     watermark_ms: int = DEFAULT_WATERMARK_MS
@@ -40,7 +38,7 @@ class WindowShape:
 
     @property
     def parts(self) -> list[Any]:
-        """What positions in a log of tuples depend on."""
+        """The settings that positions in a log of tuples depend on."""
         return [
             self.length_count,
             self.length_ms,
@@ -52,44 +50,47 @@ class WindowShape:
 
 
 def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
-    """The shape in ``conf`` (the component's conf over the topology's).
+    """Read the shape from ``conf`` (the component's conf over the topology's).
 
-    :class:`InvalidTopology` for no length or two of them, and a late stream without a timestamp
-    field.
+    Raises :class:`InvalidTopology` without a length, with two lengths, and for a late stream
+    without a timestamp field.
     """
 
     def value(key: str) -> Any:
         return conf.get(f"topology.bolts.{key}")
 
-    length_count, length_ms = value("window.length.count"), value("window.length.duration.ms")
+    length_count = value("window.length.count")
+    length_ms = value("window.length.duration.ms")
     slide_count = value("window.sliding.interval.count")
     slide_ms = value("window.sliding.interval.duration.ms")
     gap_ms = value("window.session.gap.ms")
-    event_time = value("tuple.timestamp.field.name") is not None or bool(
-        value("tuple.timestamp.extractor")
-    )
-    for name, two in (
-        ("window lengths", (length_count, length_ms)),
-        ("sliding intervals", (slide_count, slide_ms)),
+    has_timestamp_field = value("tuple.timestamp.field.name") is not None
+    event_time = has_timestamp_field or bool(value("tuple.timestamp.extractor"))
+    for name, count, duration_ms in (
+        ("window lengths", length_count, length_ms),
+        ("sliding intervals", slide_count, slide_ms),
     ):
-        if None not in two:
+        if count is not None and duration_ms is not None:
             raise InvalidTopology(
                 f"{owner} has two {name}, a count and a duration: remove one of them"
             )
     if gap_ms is not None:
-        if any(part is not None for part in (length_count, length_ms, slide_count, slide_ms)):
+        lengths = (length_count, length_ms, slide_count, slide_ms)
+        if any(length is not None for length in lengths):
             raise InvalidTopology(
                 f"{owner} has a session gap and a window length: a session has no length"
             )
     elif length_count is None and length_ms is None:
         raise InvalidTopology(
-            f"{owner} has no window length: set window = Window.tumbling(...), Window.sliding(...) or Window.session(...)"
+            f"{owner} has no window length: set window = Window.tumbling(...), "
+            "Window.sliding(...) or Window.session(...)"
         )
     elif slide_count is None and slide_ms is None:
         slide_count = 1
     if value("late.tuple.stream") is not None and not event_time:
         raise InvalidTopology(
-            f"{owner} names a stream for late tuples, but no timestamp field: only stamped tuples can be late"
+            f"{owner} names a stream for late tuples, but no timestamp field: only stamped tuples "
+            "can be late"
         )
     return WindowShape(
         length_count,
@@ -113,8 +114,8 @@ class HeldTuple(msgspec.Struct, eq=False):
     item: Any
     key: Any = None
     """Of its session."""
-    seen: int | None = None
-    """It moved here from a task that had evaluated its windows up to this end."""
+    evaluated_until: int | None = None
+    """End up to which the task that it came from had evaluated its windows."""
 
 
 class Position(msgspec.Struct, omit_defaults=True):
@@ -129,13 +130,13 @@ class Position(msgspec.Struct, omit_defaults=True):
     since: int = 0
     """Tuples since the last window, for counted slides."""
     entered: int = 0
-    """Tuples of the log. The rest are indices in it."""
+    """Number of tuples in the log."""
     start: int = 0
-    """First one that a later window may contain."""
+    """Index in the log of the first tuple that a later window may contain."""
     first: int = 0
-    """First one of the last evaluated window."""
+    """Index of the first tuple of the last evaluated window."""
     last: int = 0
-    """One after that window's last one."""
+    """Index after the last tuple of that window."""
 
 
 place = attrgetter("stamp", "number")
@@ -143,33 +144,33 @@ place = attrgetter("stamp", "number")
 
 
 def in_order(entries: Iterable[HeldTuple]) -> list[HeldTuple]:
-    """The entries by stamp and arrival."""
+    """Sort the entries by stamp and arrival."""
     return sorted(entries, key=place)
 
 
 def detach(position: Position, entries: Iterable[HeldTuple]) -> list[HeldTuple]:
-    """The entries that windows still need where ``position`` means nothing: another task, or
-    another shape.
+    """The entries that windows of another task, or of another shape, need.
 
-    Of tuples that were in a window already only those of windows in time are kept: they remember
-    its end.
+    ``position`` is not valid there. Of tuples that were in a window already, only those of time
+    windows are needed: they remember the end of that window.
     """
     _, length_ms, _, slide_ms, *_ = position.shape
-    kept: list[HeldTuple] = []
-    for at, entry in enumerate(in_order(entries)):
-        if at < position.last:
-            if at < position.start or length_ms is None or slide_ms is None:
-                continue
-            entry.seen = max(entry.seen or 0, position.last_end or 0)
-        elif at < position.start:
+    needed: list[HeldTuple] = []
+    for index, entry in enumerate(in_order(entries)):
+        if index < position.start:
             continue
-        kept.append(entry)
-    return kept
+        if index < position.last:
+            if length_ms is None or slide_ms is None:
+                continue
+            entry.evaluated_until = max(entry.evaluated_until or 0, position.last_end or 0)
+        needed.append(entry)
+    return needed
 
 
 def join(positions: list[Position]) -> Position | None:
-    """Position of a task that goes on with tuples of several ones: the earliest of them, so that
-    nothing that was in time becomes late. Its log is empty.
+    """Position of a task that continues with the tuples of several tasks.
+
+    It is the earliest of them, so that no tuple that was in time becomes late. Its log is empty.
     """
     if not positions:
         return None
@@ -178,14 +179,23 @@ def join(positions: list[Position]) -> Position | None:
         for source, stamp in position.newest:
             source = tuple(source)
             newest[source] = min(stamp, newest.get(source, stamp))
-    marks = [position.watermark for position in positions]
-    ends = [position.last_end for position in positions]
-    known = None not in marks
+    watermark = _earliest(position.watermark for position in positions)
+    last_end: int | None = None
+    if watermark is not None:
+        last_end = _earliest(position.last_end for position in positions)
     return Position(
         shape=positions[-1].shape,
-        watermark=min(mark for mark in marks if mark is not None) if known else None,
+        watermark=watermark,
         newest=list(newest.items()),
-        last_end=min(end for end in ends if end is not None)
-        if known and None not in ends
-        else None,
+        last_end=last_end,
     )
+
+
+def _earliest(times: Iterable[int | None]) -> int | None:
+    """The least time; ``None`` if one of them is unknown."""
+    known_times: list[int] = []
+    for time in times:
+        if time is None:
+            return None
+        known_times.append(time)
+    return min(known_times)

@@ -1,10 +1,13 @@
 """Windows over a stream of tuples: their tuples, and when a window is due.
 
 Pure: the clock is an argument. Times are whole milliseconds. A time window ends at ``end`` and
-holds what is stamped in ``(end - length, end]``; ends are the multiples of the sliding interval, so
-that they are the same in every task and after every restart (Storm's windowing, docs/Windowing.md
-there). Empty windows are not evaluated. In event time tuples enter windows in the order of their
-stamps, once the watermark has passed.
+holds the tuples with stamps in ``(end - length, end]``. Ends are the multiples of the sliding
+interval, so that they are the same in every task and after every restart (Storm's windowing,
+docs/Windowing.md there). Empty windows are not evaluated. In event time tuples enter windows in the
+order of their stamps, once the watermark has passed.
+
+:meth:`Windows.add` and the methods that :meth:`Windows.due` calls run for every tuple and are
+measured (``benchmarks/dataplane.py``); that is why they work on plain lists, heaps and numbers.
 """
 
 import heapq
@@ -35,12 +38,10 @@ class Sessions:
         self._open: dict[Any, list[HeldTuple]] = {}
         """Key -> entries by stamp."""
         self._ends: list[tuple[int, int, Any]] = []
-        """Heap of (stamp + gap, number, key): the times at which a session may turn out to have
-        ended.
-        """
+        """Heap of (stamp + gap, number, key): the times at which a session may have ended."""
 
     def add(self, entry: HeldTuple) -> None:
-        """Add an entry to the session of its timestamp; it may join two sessions into one."""
+        """Add an entry to the session of its timestamp; it may join two sessions."""
         insort(self._open.setdefault(entry.key, []), entry, key=place)
         heapq.heappush(self._ends, (entry.stamp + self._gap, entry.number, entry.key))
 
@@ -49,22 +50,26 @@ class Sessions:
         while self._ends and self._ends[0][0] <= watermark:
             end, _, key = heapq.heappop(self._ends)
             entries = self._open.get(key, [])
-            until = 0
-            while until < len(entries):
-                stamp = entries[until].stamp
-                until += 1
-                if until == len(entries) or entries[until].stamp - stamp >= self._gap:
-                    break
-            if not until or entries[until - 1].stamp + self._gap != end:
-                # Another tuple has prolonged the session, or it was handed out with an equal stamp.
+            length = self._first_session_length(entries)
+            if not length or entries[length - 1].stamp + self._gap != end:
+                # Another tuple has prolonged the session, or an entry with an equal stamp has
+                # returned it already.
                 continue
-            session, rest = entries[:until], entries[until:]
-            if rest:
-                self._open[key] = rest
+            session = entries[:length]
+            later = entries[length:]
+            if later:
+                self._open[key] = later
             else:
                 del self._open[key]
             return key, session[0].stamp, end, session
         return None
+
+    def _first_session_length(self, entries: list[HeldTuple]) -> int:
+        """Number of entries before the first gap."""
+        for index in range(1, len(entries)):
+            if entries[index].stamp - entries[index - 1].stamp >= self._gap:
+                return index
+        return len(entries)
 
 
 @dataclass
@@ -73,7 +78,7 @@ class Pane:
 
     items: list[Any]
     new: list[Any] = field(default_factory=list)
-    """Those that were in no window before."""
+    """Items that were not in a window before."""
     expired: list[Any] = field(default_factory=list)
     """Items of the previous window that are not in this one."""
     start_ms: int | None = None
@@ -85,12 +90,12 @@ class Pane:
 
 
 class Windows:
-    """The windows of one task. :meth:`add` tuples, :meth:`advance` the clock, then take :meth:`due`
-    panes one by one, each answered by :meth:`done`; :meth:`take_finished` tells what no window
-    needs any more.
+    """The windows of one task.
 
-    ``sources`` are the tasks that send. :meth:`position` and the entries that are not finished make
-    the same windows again.
+    :meth:`add` tuples, :meth:`advance` the clock, then take :meth:`due` panes one by one, and call
+    :meth:`done` after each. :meth:`take_finished` returns the entries that windows no longer need.
+    ``sources`` are the tasks that send. :meth:`position` and the entries that are not finished
+    restore the same windows.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class Windows:
         shape: WindowShape,
         sources: Iterable[Any] = (),
         position: Position | None = None,
-        held: Iterable[HeldTuple] = (),
+        entries: Iterable[HeldTuple] = (),
     ) -> None:
         self.shape = shape
         self.sources = frozenset(sources)
@@ -106,18 +111,16 @@ class Windows:
         self._fresh: set[Any] = set()
         """Sources that have sent since the last :meth:`advance`."""
         self._heard: dict[Any, int] = {}
-        """Source -> when the clock saw last that it had sent."""
+        """Source -> time of the last :meth:`advance` after it had sent."""
         self.watermark: int | None = None
-        """Event time: nothing stamped before it is expected. Processing time: the newest time
-        seen.
-        """
+        """In event time no tuple with an older stamp is expected; else the newest time."""
         self._number = 0
         self._early: list[tuple[int, int, HeldTuple]] = []
-        """Heap of what the watermark has not passed: (stamp, number, entry)."""
+        """Heap of entries that the watermark has not passed: (stamp, number, entry)."""
         self._log: list[HeldTuple] = []
-        """What has entered and may be in a window yet, and the previous window; by stamp."""
+        """Entries by stamp: those that may still be in a window, and the previous window."""
         self._base = 0
-        """Number of the first entry of the log, counted from the beginning of time."""
+        """Number of the first entry of the log, counted from the first tuple ever."""
         self._start = 0
         """Number of the first entry that a later window may contain."""
         self._since = 0
@@ -133,35 +136,35 @@ class Windows:
         """Entries of the pane, if it is a session."""
         self._sessions = Sessions(shape.gap_ms) if shape.gap_ms is not None else None
         if position is not None:
-            self._restore(position, in_order(held))
+            self._restore(position, in_order(entries))
 
-    def _restore(self, position: Position, held: list[HeldTuple]) -> None:
+    def _restore(self, position: Position, entries: list[HeldTuple]) -> None:
         shape = self.shape
         if position.shape != shape.parts:
-            kept = detach(position, held)
-            kept_numbers = {entry.number for entry in kept}
-            self._finished += [entry for entry in held if entry.number not in kept_numbers]
-            # Stamps of another kind of time say nothing.
+            needed = detach(position, entries)
+            needed_numbers = {entry.number for entry in needed}
+            self._finished += [entry for entry in entries if entry.number not in needed_numbers]
+            entries = needed
+            # Stamps of another kind of time are not comparable.
             same_time = position.shape[-1] == shape.event_time
-            position, held = (join([position]) if same_time else None) or Position(), kept
-        self.watermark, self._last_end, self._since = (
-            position.watermark,
-            position.last_end,
-            position.since,
-        )
+            joined = join([position]) if same_time else None
+            position = joined or Position()
+        self.watermark = position.watermark
+        self._last_end = position.last_end
+        self._since = position.since
         self._newest = {tuple(source): stamp for source, stamp in position.newest}
-        self._number = max((entry.number for entry in held), default=-1) + 1
-        self._least = max(
-            held[-1].stamp if held else 0, self.watermark or 0, (self._last_end or -1) + 1
-        )
+        self._number = max((entry.number for entry in entries), default=-1) + 1
+        newest_stamp = entries[-1].stamp if entries else 0
+        self._least = max(newest_stamp, self.watermark or 0, (self._last_end or -1) + 1)
         if self._sessions is not None:
-            for entry in held:
+            for entry in entries:
                 self._sessions.add(entry)
             return
-        self._log = held[: position.entered]
-        self._start, self._previous = position.start, (position.first, position.last)
-        # Sorted already, which a heap may be.
-        self._early = [(entry.stamp, entry.number, entry) for entry in held[position.entered :]]
+        self._log = entries[: position.entered]
+        self._start = position.start
+        self._previous = (position.first, position.last)
+        # A sorted list is a heap.
+        self._early = [(entry.stamp, entry.number, entry) for entry in entries[position.entered :]]
 
     def position(self) -> Position:
         """State beside the tuples."""
@@ -178,16 +181,17 @@ class Windows:
             last=self._previous[1] - base,
         )
 
-    # -- what comes --------------------------------------------------------------------------------
+    # -- input -------------------------------------------------------------------------------------
 
     def add(self, item: Any, stamp: int, source: Any = None, key: Any = None) -> HeldTuple | None:
-        """Take an item; ``None`` when it is late: its window may have been evaluated, nothing is
-        kept of it.
+        """Add an item; return ``None`` if it is late.
 
-        In processing time ``stamp`` is the time now, and nothing is ever late.
+        A late item is dropped: its window may have been evaluated. In processing time ``stamp`` is
+        the current time, and an item is never late.
         """
         if not self.shape.event_time:
-            stamp = self._least = max(stamp, self._least)
+            stamp = max(stamp, self._least)
+            self._least = stamp
         else:
             mark = self.watermark
             before = self._newest.get(source)
@@ -205,9 +209,10 @@ class Windows:
         return entry
 
     def advance(self, now_ms: int) -> None:
-        """Set the clock to ``now_ms``. In event time that is the clock of silence, and the
-        watermark becomes the least of the newest stamps of all sources that are not silent, less
-        the lag; it never goes back.
+        """Set the clock to ``now_ms``.
+
+        In event time it is the clock of silence, and the watermark becomes the least of the newest
+        stamps of all sources that are not silent, minus the lag. The watermark never goes back.
         """
         if self.shape.event_time:
             mark = self._least_newest(now_ms)
@@ -218,7 +223,8 @@ class Windows:
             self.watermark = now_ms
 
     def _least_newest(self, now_ms: int) -> int | None:
-        heard, newest = self._heard, self._newest
+        heard = self._heard
+        newest = self._newest
         for source in self._fresh:
             heard[source] = now_ms
         self._fresh.clear()
@@ -226,16 +232,16 @@ class Windows:
             heard.setdefault(source, now_ms)
         waiting = [source for source, at in heard.items() if now_ms - at < self.shape.idle_ms]
         if not waiting:
-            # All are silent: none of them holds up what another one has sent.
+            # All are silent: no source delays the tuples of another one.
             return max(newest.values(), default=None)
         if any(source not in newest for source in waiting):
             return None
         return min(newest[source] for source in waiting)
 
-    # -- what is due -------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------
 
     def due(self) -> Pane | None:
-        """The next window to evaluate; the same one until it is answered."""
+        """The next window to evaluate; the same one until :meth:`done`."""
         if self._pane is not None:
             return self._pane
         if self.shape.slide_count is not None:
@@ -243,17 +249,23 @@ class Windows:
                 self._pane = self._by_count(self.shape.slide_count)
         elif self.watermark is not None:
             if self._sessions is not None:
-                if (closed := self._sessions.closed(self.watermark)) is not None:
-                    key, start, end, self._session = closed
-                    items = [entry.item for entry in self._session]
-                    self._pane = Pane(items, list(items), [], start, end, key)
+                self._pane = self._by_session(self._sessions, self.watermark)
             else:
                 self._pane = self._by_time(self.shape.slide_ms or 1)
         return self._pane
 
+    def _by_session(self, sessions: Sessions, watermark: int) -> Pane | None:
+        closed = sessions.closed(watermark)
+        if closed is None:
+            return None
+        key, start_ms, end_ms, self._session = closed
+        items = [entry.item for entry in self._session]
+        return Pane(items, list(items), [], start_ms, end_ms, key)
+
     def done(self) -> None:
         """Mark the pane as evaluated."""
-        pane, self._pane = self._pane, None
+        pane = self._pane
+        self._pane = None
         assert pane is not None
         if self._sessions is not None:
             self._finished += self._session
@@ -266,17 +278,18 @@ class Windows:
         self._drop(self._first_needed(pane))
 
     def take_finished(self) -> list[HeldTuple]:
-        """The entries that no window needs any more, since the last call."""
-        finished, self._finished = self._finished, []
+        """The entries that windows no longer need since the last call."""
+        finished = self._finished
+        self._finished = []
         return finished
 
     def _pass_end(self, end: int | None) -> None:
         self._last_end = end
         self._least = max(self._least, (end or 0) + 1)
 
-    def _release(self, most: int) -> bool:
-        # The next item whose time has come enters the log; whether there was one.
-        if not self._early or self._early[0][0] > most:
+    def _release(self, until: int) -> bool:
+        """Move the next entry up to this stamp into the log; ``False`` if there is none."""
+        if not self._early or self._early[0][0] > until:
             return False
         self._log.append(heapq.heappop(self._early)[2])
         return True
@@ -292,15 +305,16 @@ class Windows:
                 return None
             last = self._base + self._count_until(end)
             if self.shape.length_count is not None:
-                first = max(self._start, last - self.shape.length_count)
+                first = last - self.shape.length_count
             else:
-                first = max(
-                    self._start, self._base + self._count_until(end - (self.shape.length_ms or 0))
-                )
-            if (pane := self._make(first, last, end)) is not None:
+                start_ms = end - (self.shape.length_ms or 0)
+                first = self._base + self._count_until(start_ms)
+            first = max(self._start, first)
+            pane = self._make(first, last, end)
+            if pane is not None:
                 return pane
-            # The interval is longer than the window, and everything fell between two windows; or
-            # another task has evaluated it.
+            # The interval is longer than the window, and all tuples fell between two windows; or
+            # another task has evaluated the window.
             self._pass_end(end)
             self._drop(first)
         return None
@@ -308,7 +322,7 @@ class Windows:
     def _next_end(self, slide: int) -> int | None:
         at = self._start - self._base
         if self.shape.length_count is not None:
-            # The same tuples are not evaluated again because time passes: wait for a new one.
+            # Time alone must not evaluate the same tuples twice: wait for a new one.
             at = max(at, self._previous[1] - self._base)
             if at >= len(self._log):
                 return None
@@ -318,47 +332,55 @@ class Windows:
         return -(-stamp // slide) * slide
 
     def _count_until(self, stamp: int) -> int:
-        # Entries with stamps up to and including this one; the log is sorted by stamp.
+        """Number of entries with stamps up to and including this one."""
         return bisect_right(self._log, stamp, key=_stamp)
 
     def _by_count(self, slide: int) -> Pane | None:
-        # In processing time what has come is in; in event time the watermark decides.
-        most = self.watermark if self.shape.event_time else (1 << 62)
-        assert most is not None
+        # In processing time all tuples have entered; in event time the watermark decides.
+        until = self.watermark if self.shape.event_time else (1 << 62)
+        assert until is not None
+        length_ms = self.shape.length_ms
         while self._since < slide:
-            if not self._release(most):
+            if not self._release(until):
                 return None
             self._since += 1
-            if (length := self.shape.length_ms) is not None:
-                self._drop(self._base + self._count_until(self._log[-1].stamp - length))
+            if length_ms is not None:
+                self._drop(self._base + self._count_until(self._log[-1].stamp - length_ms))
         last = self._base + len(self._log)
-        wanted = self.shape.length_count
-        first = self._start if wanted is None else max(self._start, last - wanted)
+        first = self._start
+        if self.shape.length_count is not None:
+            first = max(first, last - self.shape.length_count)
         return self._make(first, last, self._log[-1].stamp)
 
     def _make(self, first: int, last: int, end: int) -> Pane | None:
-        log, base = self._log, self._base
-        entries = [
-            entry
+        """The window of entries ``first`` to ``last``.
+
+        ``None`` if another task has evaluated it.
+        """
+        log = self._log
+        base = self._base
+        items = [
+            entry.item
             for entry in log[first - base : last - base]
-            if entry.seen is None or entry.seen < end
+            if entry.evaluated_until is None or entry.evaluated_until < end
         ]
-        if not entries:
+        if not items:
             return None
         old_first, old_last = self._previous
         fresh = log[max(first, old_last) - base : last - base]
+        expired_last = max(old_first, min(first, old_last))
+        expired = log[old_first - base : expired_last - base]
+        start_ms = None
+        if self.shape.length_ms is not None:
+            start_ms = end - self.shape.length_ms
         return Pane(
-            [entry.item for entry in entries],
-            [entry.item for entry in fresh if entry.seen is None],
-            [
-                entry.item
-                for entry in log[old_first - base : max(old_first, min(first, old_last)) - base]
-            ],
-            None if self.shape.length_ms is None else end - self.shape.length_ms,
-            end,
-            None,
-            first,
-            last,
+            items=items,
+            new=[entry.item for entry in fresh if entry.evaluated_until is None],
+            expired=[entry.item for entry in expired],
+            start_ms=start_ms,
+            end_ms=end,
+            first=first,
+            last=last,
         )
 
     def _first_needed(self, pane: Pane) -> int:
@@ -368,11 +390,14 @@ class Windows:
             next_end = pane.end_ms + (shape.slide_ms or 0)
             return self._base + self._count_until(next_end - shape.length_ms)
         assert shape.length_count is not None
-        # After a counted slide so many more tuples will have come; after a timed one at least one.
+        # A counted slide adds that many tuples, a timed one at least one.
         return max(pane.first, pane.last - shape.length_count + (shape.slide_count or 1))
 
     def _drop(self, first: int) -> None:
-        # What no later window contains; the previous window stays for the next one's `expired`.
+        """Drop the entries before ``first``, which no later window contains.
+
+        The previous window stays for ``expired`` of the next one.
+        """
         self._start = max(self._start, min(first, self._base + len(self._log)))
         old_first, old_last = self._previous
         if old_first == old_last:

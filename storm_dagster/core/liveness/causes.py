@@ -1,5 +1,6 @@
-"""Causes of reassignments, with keys that make each cause one run, the back-off between attempts,
-and the memory of an observer between two polls of the cluster;
+"""Causes of reassignments, back-off between attempts, and an observer's memory.
+
+The key of a cause makes it one run. The memory passes from one poll of the cluster to the next;
 :mod:`storm_dagster.zk.sensor_memory` stores it.
 """
 
@@ -51,23 +52,26 @@ class Cause:
     avoid: tuple[str, ...] = ()
     """Supervisors that must not get new work now (silent ones)."""
     seen: str = ""
-    """What was judged: the start token of a worker that does not run, the record of a silent
-    topology master.
+    """Identity of the judged thing.
+
+    It is the start token of a worker that does not run, or the record of a silent topology master.
     """
     silent_secs: float = field(default=0.0, compare=False)
-    """How long the observer had seen it so when it judged, of a lost host since its counter last
-    rose; 0 where neither is known.
+    """Time for which the observer had seen the silence when it judged; 0 if it is unknown.
+
+    For a lost host it counts from the last rise of the host's counter.
     """
 
     @property
     def slot(self) -> Slot:
-        """The slot that was judged; that of a cause that names no worker has an empty id."""
+        """The judged slot; a cause without a worker has a slot with an empty id."""
         return Slot(self.node, self.port)
 
     @property
     def key(self) -> str:
-        """Base of Dagster's run key, equal for every observer of the same cause in the same
-        assignment.
+        """Base of Dagster's run key.
+
+        It is equal for every observer of the same cause in the same assignment.
         """
         return f"{self.topology_id}:{self.generation}:{self.kind}@{self.node}-{self.port}"
 
@@ -77,25 +81,26 @@ class Cause:
 
     def words(self) -> str:
         """The cause in words."""
-        text = _WORDS[self.kind].format(
-            slot=f"{self.host}:{self.port}", host=self.host, node=self.node
-        )
-        return f"{text} ({len(self.tasks)} tasks)" if self.tasks else text
+        slot = f"{self.host}:{self.port}"
+        text = _WORDS[self.kind].format(slot=slot, host=self.host, node=self.node)
+        if self.tasks:
+            text += f" ({len(self.tasks)} tasks)"
+        return text
 
     def to_json(self) -> dict[str, Any]:
-        """The form for a run's config; tasks as ranges, so that it stays small."""
+        """Return the form for a run's config; tasks are ranges, so that it stays small."""
         return {**asdict(self), "tasks": encode_ranges(self.tasks), "avoid": list(self.avoid)}
 
     @staticmethod
     def from_json(document: Any) -> "Cause":
-        """The cause of :meth:`to_json`; :class:`InvalidRequest` for anything else."""
+        """Read the document of :meth:`to_json`; :class:`InvalidRequest` for any other."""
         try:
-            return msgspec.convert(
-                {**document, "tasks": decode_ranges(document["tasks"])}, Cause, strict=False
-            )
+            fields = {**document, "tasks": decode_ranges(document["tasks"])}
+            return msgspec.convert(fields, Cause, strict=False)
         except (KeyError, TypeError, msgspec.ValidationError, Corrupt) as error:
             raise InvalidRequest(
-                f"{document!r:.200} is not a cause of a reassignment ({error}): pass what the heartbeat sensor made"
+                f"{document!r:.200} is not a cause of a reassignment ({error}): pass one of the "
+                "heartbeat sensor"
             ) from None
 
 
@@ -113,11 +118,12 @@ class Attempt:
 
 
 AttemptMemory = Mapping[str, tuple[int, float]]
-"""Cause key -> (attempts made, boot clock before which the next must not start). JSON-able as
-lists.
+"""Cause key -> (number of attempts, boot clock before which the next must not start).
+
+JSON has lists for the pairs.
 """
 
-_LONGEST_PAUSE_SECS = 60.0
+_MAX_PAUSE_SECS = 60.0
 SPREAD_PAUSE_SECS = 600.0
 """Seconds after a placement in which its tasks are not moved only to spread them better."""
 
@@ -130,30 +136,36 @@ def due_attempts(
     running: Collection[str] = (),
     patience_secs: float = 0.0,
 ) -> tuple[list[Attempt], dict[str, tuple[int, float]]]:
-    """Causes to act on now, and the memory for the next call.
+    """Return the causes to act on now, and the memory for the next call.
 
-    A cause is tried once it was true for ``patience_secs``, then again after 1, 2, 4 ... 60 s while
-    it persists, but not while the run of its last attempt (its run key is in ``running``) goes on;
-    a topology with too few workers waits ``SPREAD_PAUSE_SECS``. Causes that are over are forgotten.
+    The first attempt is due when the cause has been true for ``patience_secs``, the next ones after
+    1, 2, 4 ... 60 s while it persists. A topology with too few workers waits ``SPREAD_PAUSE_SECS``.
+    No attempt is due while the run of the last one (its run key is in ``running``) continues.
+    Causes that are over are forgotten.
     """
     due: list[Attempt] = []
-    kept: dict[str, tuple[int, float]] = {}
+    next_memory: dict[str, tuple[int, float]] = {}
     for cause in causes:
-        first = boot_now + patience_secs
-        spread = cause.kind == "too_few_workers"
-        longest = SPREAD_PAUSE_SECS if spread else _LONGEST_PAUSE_SECS
-        made, not_before = memory.get(cause.key, (0, first))
+        first_at = boot_now + patience_secs
+        if cause.kind == "too_few_workers":
+            min_pause = SPREAD_PAUSE_SECS
+            max_pause = SPREAD_PAUSE_SECS
+        else:
+            min_pause = 0.0
+            max_pause = _MAX_PAUSE_SECS
+        attempts, not_before = memory.get(cause.key, (0, first_at))
         # A boot clock that lies further ahead than the longest pause is another machine's.
-        if not made:
-            not_before = min(not_before, first)
-        elif not_before > boot_now + longest:
+        if not attempts:
+            not_before = min(not_before, first_at)
+        elif not_before > boot_now + max_pause:
             not_before = boot_now
-        if boot_now >= not_before and f"{cause.key}:{made}" not in running:
-            made += 1
-            not_before = boot_now + (longest if spread else min(2.0 ** min(made - 1, 10), longest))
-            due.append(Attempt(cause, made))
-        kept[cause.key] = (made, not_before)
-    return due, kept
+        if boot_now >= not_before and f"{cause.key}:{attempts}" not in running:
+            back_off = 2.0 ** min(attempts, 10)
+            not_before = boot_now + min(max(back_off, min_pause), max_pause)
+            attempts += 1
+            due.append(Attempt(cause, attempts))
+        next_memory[cause.key] = (attempts, not_before)
+    return due, next_memory
 
 
 class FirstSeen(NamedTuple):
@@ -169,58 +181,63 @@ class MissingSlot(NamedTuple):
     since: float
     """Boot clock at which the observer first saw it absent."""
     gone: bool
-    """It was there before (a crash), and did not only fail to come yet (a launch)."""
+    """True if it ran before (a crash); False if it has not come yet (a launch)."""
     started: int
-    """Newest start of its tasks: another value means another placement with a limit of its own."""
+    """Newest start of its tasks: another value means another placement, with its own limit."""
 
 
 class StartingWorker(NamedTuple):
     """A worker whose tasks have not all reported that they run."""
 
     since: float
-    """Boot clock at which the observer first saw it so."""
+    """Boot clock at which the observer first saw it in this state."""
     token: str
-    """First characters of its start token: another process has its own time."""
+    """First characters of its start token: another process gets its own time."""
 
 
 class TopologyMemory(msgspec.Struct, frozen=True):
-    """One topology as it was last seen, with the boot clock at which each part first looked so."""
+    """State of one topology at the last poll, with the boot clock of each change."""
 
     assignment: FirstSeen
     """Data version of its assignment."""
     beats: FirstSeen
-    """mzxid of its heartbeat record; -1 when it has none."""
+    """mzxid of its heartbeat record; -1 if it has none."""
     missing: Mapping[str, MissingSlot] = msgspec.field(default_factory=dict)
     """``"node:port"`` -> absent worker."""
     starting: Mapping[str, StartingWorker] = msgspec.field(default_factory=dict)
-    """``"node:port"`` -> worker that is there and does not run all its tasks yet."""
+    """``"node:port"`` -> worker that lives and does not run all its tasks yet."""
     room: FirstSeen | UnsetType = UNSET
-    """Number of workers that it lacks and free slots could take; unset when it lacks none, or is
-    not complete.
+    """Number of workers that it lacks and that free slots could take.
+
+    Unset if it lacks none, or if workers are missing or starting.
     """
 
 
 class LivenessMemory(msgspec.Struct, frozen=True):
-    """All that an observer remembers. Empty at first, and after another boot of its machine."""
+    """Memory of an observer, empty at first and after another boot of its machine."""
 
     boot_id: str = ""
     since: float = 0.0
-    """Boot clock of the first look, or after an outage of the moment by which whoever lives has
-    reconnected.
+    """Boot clock of the first poll.
+
+    After an outage it is the moment by which all live processes have reconnected.
     """
     topologies: Mapping[str, TopologyMemory] = msgspec.field(default_factory=dict)
     supervisors: Mapping[str, FirstSeen] = msgspec.field(default_factory=dict)
     """Supervisor id -> its counter."""
     frozen_since: float | None = None
     lost: Mapping[str, float] | UnsetType = UNSET
-    """``"node:port"`` -> boot clock at which its worker last counted as lost; unset when none was
-    lost recently.
+    """``"node:port"`` -> boot clock at which its worker last counted as lost.
+
+    Unset if no worker was lost recently.
     """
     last_signs: Mapping[str, float] | UnsetType = UNSET
-    """Host that went and still holds tasks -> boot clock at which its counter last rose; unset when
-    there is none.
+    """Lost host that still holds tasks -> boot clock at which its counter last rose.
+
+    Unset if there is none.
     """
     cold: bool = False
-    """The first look was at a cluster that had just been started as a whole: lost hosts get a
-    launch window.
+    """True if the whole cluster had just started at the first poll.
+
+    Lost hosts then get a launch window.
     """

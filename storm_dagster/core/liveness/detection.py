@@ -1,10 +1,9 @@
-"""Detection of dead tasks, workers and hosts by counters and the observer's own clock
-(``docs/decisions.md#liveness``).
+"""Detection of dead tasks, workers and hosts by counters and a monotonic clock.
 
-:func:`observe` takes a view and the observer's memory, and returns causes for a reassignment and
-the next memory. No wall clock enters: a limit starts when this observer first saw the thing as it
-is, so that a new observer (another boot id, a new leader, the end of an outage) grants one full
-timeout.
+See ``docs/decisions.md#liveness``. :func:`observe` takes a view and the observer's memory, and
+returns causes for a reassignment and the next memory. No wall clock is read: a limit starts when
+this observer first saw the current state, so that a new observer (another boot id, a new leader,
+the end of an outage) grants one full timeout.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,13 +42,14 @@ class LivenessLimits:
     supervisor_secs: float = 30
     mass_loss_percent: float = 30
     window_secs: float = 0
-    """Losses of one fault may come so far apart: ZooKeeper ends sessions in buckets, and clients
-    reconnect late.
+    """Maximum time between losses of one fault.
+
+    ZooKeeper ends sessions in buckets, and clients reconnect late.
     """
 
     @staticmethod
     def from_conf(conf: Conf) -> "LivenessLimits":
-        """The limits of a cluster conf."""
+        """Read the limits from a cluster conf."""
         return LivenessLimits(
             task_secs=conf.get("nimbus.task.timeout.secs", 30),
             launch_secs=conf.get("nimbus.task.launch.secs", 120),
@@ -67,18 +67,20 @@ class LivenessResult:
     """Reasons to reassign tasks, in topology id order; empty while frozen."""
     memory: LivenessMemory
     frozen: str | None = None
-    """Reason why healing pauses: so many workers vanished at once
-    (``docs/decisions.md#mass-loss``).
-    """
+    """Reason why healing pauses: the mass loss (``docs/decisions.md#mass-loss``)."""
     silent_supervisors: tuple[str, ...] = ()
-    """Supervisors that are registered but whose counter does not rise: they get no new work."""
+    """Registered supervisors whose counter does not rise: they get no new work."""
     restarting: tuple[tuple[str, str, int], ...] = ()
-    """(topology id, supervisor id, port) that are restarted in place; recorded, not acted on."""
+    """(topology id, supervisor id, port) of workers that are restarted in place.
+
+    They are only recorded.
+    """
     waiting: tuple[str, ...] = ()
     """Problems whose limit has not passed yet, in words."""
     next_check: float | None = None
-    """Boot clock at which the next limit passes if nothing changes; ``None`` when none is
-    running.
+    """Boot clock at which the next limit passes if the cluster does not change.
+
+    ``None`` if no limit is running.
     """
 
 
@@ -91,63 +93,46 @@ def observe(
     boot_now: float,
     grant: bool = False,
 ) -> LivenessResult:
-    """Check the cluster. ``grant`` restarts all limits, for an observer that was cut off from
-    ZooKeeper.
+    """Check the cluster.
+
+    ``grant`` restarts all limits, for an observer that was cut off from ZooKeeper.
     """
     cold = _cluster_restarted(view, memory)
     if cold or grant or memory.boot_id != boot_id or memory.since > boot_now + limits.window_secs:
         # Sessions that an outage ended, end a little after the observer's own reconnection.
         late = limits.window_secs if grant and memory.boot_id == boot_id else 0
         memory = LivenessMemory(boot_id=boot_id, since=boot_now + late, cold=cold)
-    supervisors = {
-        supervisor_id: _first_seen(info.count, memory.supervisors.get(supervisor_id), boot_now)
-        for supervisor_id, info in view.supervisors.items()
-    }
-    silent = sorted(
-        node for node, seen in supervisors.items() if boot_now - seen.since > limits.supervisor_secs
-    )
-    placed = {worker.node for _, assignment, _ in _healed(view) for worker in assignment.workers}
-    signs = {node: seen.since for node, seen in memory.supervisors.items()}
-    signs.update(memory.last_signs or {})
-    # A counter that was left out of a stored memory (``since`` 0) tells nothing.
-    oldest = memory.since - (
-        limits.window_secs if memory.cold else 0
-    )  # After a restart, who is there has come back.
-    gone = {
-        node: at
-        for node, at in signs.items()
-        if node in placed and node not in supervisors and at >= oldest
-    }
-    round_ = _Round(view, memory, limits, boot_now, frozenset(silent), gone)
-    topologies = {found[0].id: _TopologyCheck(round_, *found).run() for found in _healed(view)}
-    since = memory.frozen_since
-    frozen = since is not None and boot_now - since <= limits.launch_secs
-    # What was moved already counts as well: a fault comes in parts, and a pause lasts until its
-    # hosts are back.
-    live = {slot.key for topology, _, _ in _healed(view) for slot in topology.live_workers}
-    lost = {
-        key: at
-        for key, at in (memory.lost or {}).items()
-        if key not in live
-        and (
-            boot_now - at <= limits.window_secs
-            or (frozen and Slot.parse(key).node not in view.supervisors)
-        )
-    }
-    judged = [cause for cause in round_.causes if cause.kind in ("lost_host", "dead_worker")]
-    lost.update((cause.slot.key, boot_now) for cause in judged)
+    supervisors: dict[str, FirstSeen] = {}
+    silent: set[str] = set()
+    for supervisor_id, info in view.supervisors.items():
+        counter = _first_seen(info.count, memory.supervisors.get(supervisor_id), boot_now)
+        supervisors[supervisor_id] = counter
+        if boot_now - counter.since > limits.supervisor_secs:
+            silent.add(supervisor_id)
+    last_signs = _last_signs(view, memory, limits)
+    check = _Check(view, memory, limits, boot_now, frozenset(silent), last_signs)
+    topologies: dict[str, TopologyMemory] = {}
+    for topology, assignment, assignment_at in _healed(view):
+        topology_check = _TopologyCheck(check, topology, assignment, assignment_at)
+        topologies[topology.id] = topology_check.run()
+    lost = _lost_workers(check)
     nodes = {Slot.parse(key).node for key in lost}
     total = sum(len(assignment.workers) for _, assignment, _ in _healed(view))
     share = 100 * len(lost) / total if total else 0.0
-    mass = share > limits.mass_loss_percent and len(nodes) >= _MASS_LOSS_SUPERVISORS
-    frozen_since = (boot_now if since is None else since) if mass else None
-    # Bounded: what is still gone after a launch window is gone, and tasks may not stay dead for
-    # ever.
-    frozen = frozen_since is not None and boot_now - frozen_since <= limits.launch_secs
-    if frozen and frozen_since is not None:
-        round_.deadlines.append(frozen_since + limits.launch_secs)
+    frozen_since: float | None = None
+    if share > limits.mass_loss_percent and len(nodes) >= _MASS_LOSS_SUPERVISORS:
+        frozen_since = boot_now if memory.frozen_since is None else memory.frozen_since
+    frozen: str | None = None
+    # The pause is bounded: a host that is still missing after a launch window does not come back,
+    # and its tasks must not stay dead permanently.
+    if frozen_since is not None and boot_now - frozen_since <= limits.launch_secs:
+        check.deadlines.append(frozen_since + limits.launch_secs)
+        frozen = (
+            f"{len(lost)} of {total} workers on {len(nodes)} supervisors vanished at once: "
+            f"no task is reassigned for {limits.launch_secs:g} s; check the network and ZooKeeper"
+        )
     return LivenessResult(
-        causes=() if frozen else tuple(round_.causes),
+        causes=() if frozen else tuple(check.causes),
         memory=LivenessMemory(
             boot_id=boot_id,
             since=memory.since,
@@ -156,46 +141,90 @@ def observe(
             frozen_since=frozen_since,
             cold=memory.cold,
             lost=lost or UNSET,
-            last_signs=gone or UNSET,
+            last_signs=last_signs or UNSET,
         ),
-        frozen=(
-            f"{len(lost)} of {total} workers on {len(nodes)} supervisors vanished at once: "
-            f"nothing is reassigned for {limits.launch_secs:g} s; check the network and ZooKeeper"
-            if frozen
-            else None
-        ),
-        silent_supervisors=tuple(silent),
-        restarting=tuple(round_.restarting),
-        waiting=tuple(round_.waiting),
-        next_check=min(round_.deadlines, default=None),
+        frozen=frozen,
+        silent_supervisors=tuple(sorted(silent)),
+        restarting=tuple(check.restarting),
+        waiting=tuple(check.waiting),
+        next_check=min(check.deadlines, default=None),
     )
 
 
 def _cluster_restarted(view: ClusterView, memory: LivenessMemory) -> bool:
-    """Whether all supervisor processes of the last check are gone: the whole cluster stopped, or
-    restarted.
+    """True if all supervisor processes of the last check have ended.
 
-    A process that was replaced counts its beats from the beginning.
+    The whole cluster was stopped or restarted. A process that was replaced counts its beats from
+    the beginning.
     """
-    return bool(memory.supervisors) and not any(
-        supervisor_id in view.supervisors and view.supervisors[supervisor_id].count >= count
-        for supervisor_id, (count, _) in memory.supervisors.items()
-    )
+    if not memory.supervisors:
+        return False
+    for supervisor_id, counter in memory.supervisors.items():
+        info = view.supervisors.get(supervisor_id)
+        if info is not None and info.count >= counter.value:
+            return False
+    return True
 
 
-def _first_seen(value: int, known: FirstSeen | UnsetType | None, boot_now: float) -> FirstSeen:
-    return known if known and known.value == value else FirstSeen(value, boot_now)
+def _last_signs(
+    view: ClusterView, memory: LivenessMemory, limits: LivenessLimits
+) -> dict[str, float]:
+    """Lost host that still holds tasks -> boot clock at which its counter last rose."""
+    used: set[str] = set()
+    for _, assignment, _ in _healed(view):
+        used.update(worker.node for worker in assignment.workers)
+    rises = {node: counter.since for node, counter in memory.supervisors.items()}
+    rises.update(memory.last_signs or {})
+    # A counter that is not in a stored memory has ``since`` 0, which is not a rise. After a restart
+    # of the cluster, rises of the last window count, too: live hosts have come back.
+    oldest = memory.since
+    if memory.cold:
+        oldest -= limits.window_secs
+    return {
+        node: rise
+        for node, rise in rises.items()
+        if node in used and node not in view.supervisors and rise >= oldest
+    }
+
+
+def _lost_workers(check: "_Check") -> dict[str, float]:
+    """``"node:port"`` -> boot clock at which its worker last counted as lost.
+
+    Workers that were moved already count, too: a fault comes in parts, and a pause lasts until its
+    hosts are back.
+    """
+    live: set[str] = set()
+    for topology, _, _ in _healed(check.view):
+        live.update(slot.key for slot in topology.live_workers)
+    frozen_since = check.memory.frozen_since
+    frozen = frozen_since is not None and check.now - frozen_since <= check.limits.launch_secs
+    lost: dict[str, float] = {}
+    for key, lost_at in (check.memory.lost or {}).items():
+        is_recent = check.now - lost_at <= check.limits.window_secs
+        is_paused = frozen and Slot.parse(key).node not in check.view.supervisors
+        if key not in live and (is_recent or is_paused):
+            lost[key] = lost_at
+    for cause in check.causes:
+        if cause.kind in ("lost_host", "dead_worker"):
+            lost[cause.slot.key] = check.now
+    return lost
+
+
+def _first_seen(value: int, last: FirstSeen | UnsetType | None, boot_now: float) -> FirstSeen:
+    """The last value with its time, or a new value with the current time."""
+    return last if last and last.value == value else FirstSeen(value, boot_now)
 
 
 def _healed(view: ClusterView) -> Iterator[tuple[TopologyView, Assignment, Versioned]]:
+    """Yield the topologies whose dead tasks are reassigned, by id."""
     for _, topology in sorted(view.topologies.items()):
         if topology.base.status in HEALED and topology.assignment and topology.assignment_at:
             yield topology, topology.assignment, topology.assignment_at
 
 
 @dataclass
-class _Round:
-    """One pass over the topologies; collects causes and deadlines."""
+class _Check:
+    """One check of all topologies; collects causes and deadlines."""
 
     view: ClusterView
     memory: LivenessMemory
@@ -203,7 +232,7 @@ class _Round:
     now: float
     silent: frozenset[str]
     last_signs: Mapping[str, float]
-    """Host that went and still holds tasks -> boot clock at which its counter last rose."""
+    """Lost host that still holds tasks -> boot clock at which its counter last rose."""
     causes: list[Cause] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
     restarting: list[tuple[str, str, int]] = field(default_factory=list)
@@ -211,13 +240,13 @@ class _Round:
 
     @cached_property
     def free_slots(self) -> int:
-        """Slots of supervisors that may get work which no assignment holds."""
+        """Slots that no assignment holds, on supervisors that may get work."""
         used = self.view.used_ports()
-        return sum(
-            len({*info.ports} - used.get(supervisor_id, set()))
-            for supervisor_id, info in self.view.open_supervisors().items()
-            if supervisor_id not in self.silent
-        )
+        count = 0
+        for supervisor_id, info in self.view.open_supervisors().items():
+            if supervisor_id not in self.silent:
+                count += len({*info.ports} - used.get(supervisor_id, set()))
+        return count
 
     def is_restarting(self, worker: WorkerSlot) -> bool:
         info = self.view.supervisors.get(worker.node)
@@ -225,78 +254,79 @@ class _Round:
 
     def limit(self, worker: WorkerSlot, missing: MissingSlot) -> tuple[CauseKind, float]:
         if worker.node not in self.view.supervisors:
-            # Supervisor and worker both gone: the host is lost, unless this observer has only just
-            # come.
+            # Without supervisor and worker the host is lost, unless this is the first check.
             if missing.since > self.memory.since:
                 return "lost_host", 0
-            slow = self.memory.cold and worker.node not in self.last_signs
-            return "lost_host", self.limits.launch_secs if slow else self.limits.task_secs
+            if self.memory.cold and worker.node not in self.last_signs:
+                return "lost_host", self.limits.launch_secs
+            return "lost_host", self.limits.task_secs
         if self.is_restarting(worker) or not missing.gone:
             return "dead_worker", self.limits.launch_secs
         return "dead_worker", self.limits.task_secs
 
 
 class _TopologyCheck:
-    """The part of a round that one topology takes."""
+    """The part of a check that concerns one topology."""
 
     def __init__(
         self,
-        round_: _Round,
+        check: _Check,
         topology: TopologyView,
         assignment: Assignment,
         assignment_at: Versioned,
     ) -> None:
-        self._round = round_
-        self._now = round_.now
+        self._check = check
+        self._now = check.now
         self._topology = topology
         self._assignment = assignment
         self._assignment_at = assignment_at
-        self._known = round_.memory.topologies.get(topology.id)
+        self._last = check.memory.topologies.get(topology.id)
+        """Memory of the last check."""
         self._judged: set[Slot] = set()
 
     def run(self) -> TopologyMemory:
-        known, generation = self._known, self._assignment_at.version
-        placed = _first_seen(generation, known.assignment if known else None, self._now)
+        """Add causes and deadlines to the check; return the memory for the next one."""
+        last = self._last
+        generation = self._assignment_at.version
+        placed = _first_seen(generation, last.assignment if last else None, self._now)
         beats_at = self._topology.beats_at
-        beats = _first_seen(
-            beats_at.mzxid if beats_at else -1, known.beats if known else None, self._now
-        )
-        missing = self._missing(same=known is not None and known.assignment.value == generation)
+        beats_zxid = beats_at.mzxid if beats_at else -1
+        beats = _first_seen(beats_zxid, last.beats if last else None, self._now)
+        same_generation = last is not None and last.assignment.value == generation
+        missing = self._missing(same_generation)
         memory = TopologyMemory(placed, beats, missing, self._never_ran())
         if not self._master_silent(memory):
             self._dead_tasks()
         self._unassigned()
         return replace(memory, room=self._room(memory))
 
-    def _missing(self, same: bool) -> dict[str, MissingSlot]:
-        """Check workers that are absent. ``same``: the last check was of this generation."""
+    def _missing(self, same_generation: bool) -> dict[str, MissingSlot]:
+        """Check workers that are absent.
+
+        ``same_generation``: the last check was of this generation of the assignment.
+        """
         starts = self._assignment.start_secs()
         missing: dict[str, MissingSlot] = {}
         for worker in self._assignment.workers:
             if worker.slot in self._topology.live_workers:
                 continue
             key = worker.slot.key
-            before = self._known.missing.get(key) if self._known is not None else None
-            # The newest start among its tasks: it rises when a task is placed there again.
+            slot = self._last.missing.get(key) if self._last is not None else None
+            # The newest start among its tasks rises with every placement of a task there.
             started = max((starts.get(task, 0) for task in worker.ids), default=0)
-            if before is None or before.started != started:
+            if slot is None or slot.started != started:
                 # A slot that was not missing at the last check of the same generation was alive
                 # then.
-                before = MissingSlot(
-                    since=self._now, gone=bool(same and before is None), started=started
-                )
-            missing[key] = before
-            kind, limit = self._round.limit(worker, before)
-            if kind == "dead_worker" and self._round.is_restarting(worker):
-                self._round.restarting.append((self._topology.id, worker.node, worker.port))
-            if self._over(before.since, limit, worker, "is missing"):
+                was_alive = same_generation and slot is None
+                slot = MissingSlot(since=self._now, gone=was_alive, started=started)
+            missing[key] = slot
+            kind, limit = self._check.limit(worker, slot)
+            if kind == "dead_worker" and self._check.is_restarting(worker):
+                self._check.restarting.append((self._topology.id, worker.node, worker.port))
+            if self._is_over(slot.since, limit, worker, "is missing"):
                 self._judged.add(worker.slot)
-                self._add(
-                    kind,
-                    worker,
-                    worker.ids,
-                    since=self._round.last_signs.get(worker.node, before.since),
-                )
+                since = self._check.last_signs.get(worker.node, slot.since)
+                self._add(kind, worker, worker.ids, since=since)
         return missing
 
     def _never_ran(self) -> dict[str, StartingWorker]:
@@ -308,99 +338,107 @@ class _TopologyCheck:
                 continue
             key = worker.slot.key
             token = live.token[:8]
-            before = self._known.starting.get(key) if self._known is not None else None
-            if before is None or before.token != token:
-                before = StartingWorker(self._now, token)
-            starting[key] = before
-            if self._over(
-                before.since, self._round.limits.launch_secs, worker, "has not reported its tasks"
-            ):
+            start = self._last.starting.get(key) if self._last is not None else None
+            if start is None or start.token != token:
+                start = StartingWorker(self._now, token)
+            starting[key] = start
+            limit = self._check.limits.launch_secs
+            if self._is_over(start.since, limit, worker, "has not reported its tasks"):
                 self._judged.add(worker.slot)
-                self._add("never_ran", worker, worker.ids, token, before.since)
+                self._add("never_ran", worker, worker.ids, token, start.since)
         return starting
 
     def _master_silent(self, memory: TopologyMemory) -> bool:
-        """Whether the topology master's record does not change although its worker lives, which is
-        then replaced.
+        """True if the worker of the topology master is dead or its record is silent.
+
+        A worker that lives is replaced if the topology master's record does not change.
         """
-        part = (
-            self._topology.tasks.components.get(TOPOLOGY_MASTER) if self._topology.tasks else None
-        )
-        master = part.ids[0] if part and part.ids else 0
-        limits = self._round.limits
+        master_worker = self._master_worker()
+        if master_worker is None:
+            return False
+        if master_worker.slot in self._judged:
+            return True
+        if master_worker.slot not in self._topology.live_workers:
+            return False
+        since = memory.beats.since
+        limit = self._check.limits.task_secs
+        if memory.beats.value <= self._assignment_at.mzxid:
+            # It has not reported since the newest placement, which writes the first record.
+            since = max(since, memory.assignment.since)
+            limit = self._check.limits.launch_secs
+        if not self._is_over(since, limit, master_worker):
+            return False
+        self._add("silent_master", master_worker, master_worker.ids, str(memory.beats.value), since)
+        return True
+
+    def _master_worker(self) -> WorkerSlot | None:
+        """The worker that the topology master's task is assigned to."""
+        table = self._topology.tasks
+        part = table.components.get(TOPOLOGY_MASTER) if table else None
+        if part is None or not part.ids:
+            return None
         for worker in self._assignment.workers:
-            if master not in worker.ids:
-                continue
-            if worker.slot in self._judged:
-                return True
-            if worker.slot not in self._topology.live_workers:
-                return False
-            if memory.beats.value <= self._assignment_at.mzxid:
-                # It has not reported since the newest placement; the first record is written with
-                # it.
-                since, limit = max(memory.beats.since, memory.assignment.since), limits.launch_secs
-            else:
-                since, limit = memory.beats.since, limits.task_secs
-            if self._over(since, limit, worker):
-                self._add("silent_master", worker, worker.ids, str(memory.beats.value), since)
-                return True
-        return False
+            if part.ids[0] in worker.ids:
+                return worker
+        return None
 
     def _dead_tasks(self) -> None:
         """Replace workers with tasks that the topology master reports as dead."""
-        live, dead = self._topology.live_workers, self._topology.dead_tasks
+        dead = self._topology.dead_tasks
         for worker in self._assignment.workers:
-            if worker.slot not in self._judged and worker.slot in live and dead & set(worker.ids):
+            if worker.slot in self._judged or worker.slot not in self._topology.live_workers:
+                continue
+            if not dead.isdisjoint(worker.ids):
                 self._add("dead_task", worker, worker.ids)
 
     def _unassigned(self) -> None:
         """Add tasks without a slot, once the cluster has a free one."""
         if self._topology.tasks is None:
             return
-        placed = {task for worker in self._assignment.workers for task in worker.ids}
+        placed: set[int] = set()
+        for worker in self._assignment.workers:
+            placed.update(worker.ids)
         without = tuple(sorted(self._topology.tasks.component_of().keys() - placed))
-        if without and self._round.free_slots:
+        if without and self._check.free_slots:
             self._add("unassigned", None, without)
 
     def _room(self, memory: TopologyMemory) -> FirstSeen | UnsetType:
-        """Check for too few workers: it spreads once slots were free for as long as a host may come
-        and go.
+        """Check for too few workers.
 
-        Not soon after another placement, so that hosts that come and go do not move its tasks again
-        and again.
+        Tasks are spread once slots were free for longer than a host may come and go. They are not
+        spread soon after another placement, so that hosts that come and go do not move the tasks
+        repeatedly.
         """
         base = self._topology.base
         executors = sum(
             count for component, count in base.executors.items() if component != TOPOLOGY_MASTER
         )
-        workers = min(
-            min(base.workers, executors) - len(self._assignment.workers), self._round.free_slots
-        )
+        missing_workers = min(base.workers, executors) - len(self._assignment.workers)
+        workers = min(missing_workers, self._check.free_slots)
         if workers < 1 or base.status not in STEADY or memory.missing or memory.starting:
             return UNSET
-        room = _first_seen(workers, self._known.room if self._known else None, self._now)
-        ready = room.since + self._round.limits.window_secs
+        room = _first_seen(workers, self._last.room if self._last else None, self._now)
+        ready_at = room.since + self._check.limits.window_secs
         if memory.assignment.value:
-            ready = max(ready, memory.assignment.since + SPREAD_PAUSE_SECS)
-        if self._now < ready:
-            self._round.deadlines.append(ready)
+            ready_at = max(ready_at, memory.assignment.since + SPREAD_PAUSE_SECS)
+        if self._now < ready_at:
+            self._check.deadlines.append(ready_at)
         else:
             self._add("too_few_workers", None, ())
         return room
 
-    def _over(
-        self, since: float, limit: float, worker: WorkerSlot, what: str | None = None
+    def _is_over(
+        self, since: float, limit: float, worker: WorkerSlot, problem: str | None = None
     ) -> bool:
-        """Whether the limit has passed; else its deadline is noted, and with ``what`` a problem,
-        too.
-        """
+        """True if the limit has passed; else its deadline and the problem are recorded."""
         if limit == 0 or self._now - since > limit:
             return True
-        self._round.deadlines.append(since + limit)
-        if what is not None:
-            self._round.waiting.append(
-                f"worker {worker.slot.key} of {self._topology.base.name} {what} for {self._now - since:.0f} s, "
-                f"judged after {limit:g} s"
+        self._check.deadlines.append(since + limit)
+        if problem is not None:
+            silent_secs = self._now - since
+            self._check.waiting.append(
+                f"worker {worker.slot.key} of {self._topology.base.name} {problem} for "
+                f"{silent_secs:.0f} s, judged after {limit:g} s"
             )
         return False
 
@@ -412,7 +450,7 @@ class _TopologyCheck:
         seen: str = "",
         since: float | None = None,
     ) -> None:
-        self._round.causes.append(
+        self._check.causes.append(
             Cause(
                 topology_id=self._topology.id,
                 name=self._topology.base.name,
@@ -422,7 +460,7 @@ class _TopologyCheck:
                 host=worker.host if worker else "",
                 port=worker.port if worker else 0,
                 tasks=tasks,
-                avoid=tuple(sorted(self._round.silent)),
+                avoid=tuple(sorted(self._check.silent)),
                 seen=seen,
                 silent_secs=0.0 if since is None else round(self._now - since, 1),
             )

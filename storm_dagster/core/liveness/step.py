@@ -1,9 +1,8 @@
-"""One step of healing: poll result in, attempts to make now out; the healing sensor and the leader
-both take it.
+"""One step of healing: from a poll result to the attempts to make now.
 
-:func:`healing_step` is pure. It observes the cluster, counts the attempts and their back-off, and
-keeps the alarm of the mass-loss guard (``docs/decisions.md#mass-loss``); whoever calls it launches
-the reassignments.
+The healing sensor and the leader both take it. :func:`healing_step` is pure. It observes the
+cluster, counts the attempts and their back-off, and keeps the alarm of the mass-loss guard
+(``docs/decisions.md#mass-loss``). Its caller launches the reassignments.
 """
 
 from collections.abc import Callable, Collection
@@ -32,22 +31,23 @@ class HealingSettings:
     limits: LivenessLimits
     boot_id: str
     longest_gap_secs: float = float("inf")
-    """After a longer pause between two steps, silence of the healer is not silence of a worker."""
+    """Longest pause between two steps after which limits continue to run.
+
+    During a longer one the healer did not observe, so all limits restart.
+    """
     patience_secs: float = 0.0
-    """Seconds that a cause is left to another healer before the first attempt."""
+    """Seconds that another healer has for a cause before the first attempt."""
 
 
 class HealingState(msgspec.Struct, frozen=True):
-    """Memory of a healer. Times are of the boot clock and mean nothing after another boot."""
+    """Memory of a healer; its times are of the boot clock, valid until the next boot."""
 
     liveness: LivenessMemory = msgspec.field(default_factory=LivenessMemory)
     attempts: AttemptMemory = msgspec.field(default_factory=dict)
     polled_at: float | UnsetType = UNSET
-    """Boot clock of the last step; unset when there was none, or when everything gets its full time
-    again.
-    """
+    """Boot clock of the last step; unset without one, or if all limits restart."""
     alarm: str | None = None
-    """Why healing pauses, as of the last step."""
+    """Reason why healing pauses since the last step."""
 
 
 S = TypeVar("S", bound=HealingState)
@@ -62,7 +62,7 @@ class HealingStepResult(Generic[S]):
     memory: S
     observation: LivenessResult
     next_check: float | None
-    """Boot clock at which the next limit or back-off ends; ``None`` when none is running."""
+    """Boot clock at which the next limit or back-off ends; ``None`` if none is running."""
 
 
 def healing_step(
@@ -75,33 +75,47 @@ def healing_step(
 ) -> HealingStepResult[S]:
     """Decide what to heal in ``view`` at boot clock ``now``.
 
-    ``busy`` gives, when there are causes, ids of topologies whose reassignment is under way: they
-    get no new attempt.
+    ``busy`` gets the causes, if there are any, and returns ids of topologies whose reassignment is
+    under way: they get no new attempt.
     """
-    gap = 0.0 if memory.polled_at is UNSET else now - memory.polled_at
-    grant = memory.polled_at is UNSET or not 0 <= gap <= settings.longest_gap_secs
-    seen = observe(
+    grant = True
+    if memory.polled_at is not UNSET:
+        grant = not 0 <= now - memory.polled_at <= settings.longest_gap_secs
+    observation = observe(
         view, memory.liveness, settings.limits, boot_id=settings.boot_id, boot_now=now, grant=grant
     )
-    made = memory.attempts
+    attempts = memory.attempts
     if view.supervisors.keys() - memory.liveness.supervisors.keys():
-        # What found no slot may find one now.
-        made = {key: (1, now) if number else (0, until) for key, (number, until) in made.items()}
-    waiting = busy(seen.causes) if seen.causes else ()
-    running = [
-        f"{each.key}:{made.get(each.key, (0, now))[0]}"
-        for each in seen.causes
-        if each.topology_id in waiting
-    ]
+        # A new supervisor may have a slot for tasks that found none: retry now.
+        attempts = {
+            key: (1, now) if number else (0, not_before)
+            for key, (number, not_before) in attempts.items()
+        }
+    busy_topologies = busy(observation.causes) if observation.causes else ()
+    running: list[str] = []
+    for cause in observation.causes:
+        if cause.topology_id in busy_topologies:
+            number, _ = attempts.get(cause.key, (0, now))
+            running.append(f"{cause.key}:{number}")
     due, attempts = due_attempts(
-        seen.causes, made, boot_now=now, running=running, patience_secs=settings.patience_secs
+        observation.causes,
+        attempts,
+        boot_now=now,
+        running=running,
+        patience_secs=settings.patience_secs,
     )
-    ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
+    ends = [not_before for _, not_before in attempts.values() if not_before > now]
+    if observation.next_check is not None:
+        ends.append(observation.next_check)
     return HealingStepResult(
         attempts=due,
         memory=replace(
-            memory, liveness=seen.memory, attempts=attempts, polled_at=now, alarm=seen.frozen
+            memory,
+            liveness=observation.memory,
+            attempts=attempts,
+            polled_at=now,
+            alarm=observation.frozen,
         ),
-        observation=seen,
-        next_check=min((end for end in ends if end is not None), default=None),
+        observation=observation,
+        next_check=min(ends, default=None),
     )

@@ -1,1 +1,1 @@
-"""Pictures as SVG text: pure functions, for pages of nimbus, metadata in Dagster and files."""
+"""Pictures as SVG text, for pages of nimbus, metadata in Dagster and files; pure."""

@@ -1,8 +1,10 @@
-"""Layered layout of a graph: left to right, few crossings, no overlaps. Pure, and the same for the
-same graph.
+"""Layered layout of a graph: left to right, few crossings, no overlaps.
 
-Edges that close a cycle are drawn backwards. The way of an edge over several layers is kept free of
-nodes.
+Pure; the same graph always has the same layout. Edges that close a cycle are drawn backwards. An
+edge over several layers has a free place in each of them.
+
+The functions call a place in a layer a spot: a node has one, and so has a long edge in each layer
+that it passes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Layout:
-    """Upper left corners of nodes, and for each edge the points that its line goes through."""
+    """Upper left corners of nodes, and the points of the line of each edge."""
 
     width: float
     height: float
@@ -30,11 +32,16 @@ class Layout:
 
 
 def neighborhood(edges: Iterable[Edge], center: str, steps: int = 2) -> set[str]:
-    """``center`` and what is at most so many edges away from it, in either direction."""
-    edges, found = list(edges), {center}
+    """``center`` and the nodes at most so many edges away, in either direction."""
+    edges = list(edges)
+    names = {center}
     for _ in range(steps):
-        found |= {one for edge in edges for one in edge if not found.isdisjoint(edge)}
-    return found
+        neighbors: set[str] = set()
+        for edge in edges:
+            if not names.isdisjoint(edge):
+                neighbors.update(edge)
+        names |= neighbors
+    return names
 
 
 def lay_out(
@@ -44,162 +51,220 @@ def lay_out(
     box: tuple[float, float],
     gap: tuple[float, float],
 ) -> Layout:
-    """Place boxes of one size with at least ``gap`` (across, down) between them. Edges of unknown
-    nodes are left out.
+    """Place boxes of one size with at least ``gap`` (across, down) between them.
+
+    Edges of unknown nodes, and of a node to itself, are omitted.
     """
     names = list(dict.fromkeys(nodes))
-    known = set(names)
-    wanted = list(
-        dict.fromkeys(edge for edge in edges if known.issuperset(edge) and edge[0] != edge[1])
-    )
-    forward = _without_cycles(names, wanted)
-    layer_of = _layers(names, forward)
-    chains = {edge: _chain(edge, layer_of) for edge in forward}
-    rows: list[list[str]] = [[] for _ in range(max(layer_of.values(), default=0) + 1)]
-    for name in names:
-        rows[layer_of[name]].append(name)
-    for (source, _), chain in chains.items():
-        for step, one in enumerate(chain[1:-1], layer_of[source] + 1):
-            rows[step].append(one)
-    pairs = [pair for chain in chains.values() for pair in pairwise(chain)]
-    below, above = multimap(pairs), multimap((other, one) for one, other in pairs)
-    _order(rows, above, below)
+    node_names = set(names)
+    drawn_edges = [
+        (source, target)
+        for source, target in dict.fromkeys(edges)
+        if source in node_names and target in node_names and source != target
+    ]
+    chains, layers = _chains_and_layers(names, drawn_edges)
+    before: dict[str, list[str]] = {}
+    after: dict[str, list[str]] = {}
+    for chain in chains.values():
+        for spot, next_spot in pairwise(chain):
+            after.setdefault(spot, []).append(next_spot)
+            before.setdefault(next_spot, []).append(spot)
+    _order(layers, before, after)
     width, height = box
-    heights = {one: height if one in known else height / 3 for row in rows for one in row}
-    middles = _middles(rows, above, below, heights, gap[1])
-    left = {one: index * (width + gap[0]) for index, row in enumerate(rows) for one in row}
-    places = {name: (left[name], middles[name] - height / 2) for name in names}
+    gap_across, gap_down = gap
+    heights: dict[str, float] = {}
+    left: dict[str, float] = {}
+    for index, layer in enumerate(layers):
+        for spot in layer:
+            heights[spot] = height if spot in node_names else height / 3
+            left[spot] = index * (width + gap_across)
+    middles = _middles(layers, before, after, heights, gap_down)
     lines: dict[Edge, Sequence[Point]] = {}
-    for edge in wanted:
-        back = edge not in chains
-        chain = chains.get(edge) or chains[edge[1], edge[0]]
-        inner = [(left[one] + x, middles[one]) for one in chain[1:-1] for x in (0.0, width)]
-        ends = [(left[chain[0]] + width, middles[chain[0]]), (left[chain[-1]], middles[chain[-1]])]
-        points = [ends[0], *inner, ends[1]]
-        lines[edge] = points[::-1] if back else points
-    total = max((middles[one] + heights[one] / 2 for one in middles), default=0.0)
+    for source, target in drawn_edges:
+        if (source, target) in chains:
+            lines[source, target] = _points(chains[source, target], left, middles, width)
+        else:
+            points = _points(chains[target, source], left, middles, width)
+            points.reverse()
+            lines[source, target] = points
+    total_width = len(layers) * (width + gap_across) - gap_across
     return Layout(
-        max(0.0, len(rows) * (width + gap[0]) - gap[0]) if names else 0.0, total, places, lines
+        width=max(0.0, total_width) if names else 0.0,
+        height=max((middles[spot] + heights[spot] / 2 for spot in middles), default=0.0),
+        nodes={name: (left[name], middles[name] - height / 2) for name in names},
+        lines=lines,
     )
+
+
+def _chains_and_layers(
+    names: Sequence[str], edges: Sequence[Edge]
+) -> tuple[dict[Edge, list[str]], list[list[str]]]:
+    """Return (spots of each forward edge, spots of each layer)."""
+    forward = _without_cycles(names, edges)
+    layer_of = _layers(names, forward)
+    layers: list[list[str]] = [[] for _ in range(max(layer_of.values(), default=0) + 1)]
+    for name in names:
+        layers[layer_of[name]].append(name)
+    chains: dict[Edge, list[str]] = {}
+    for source, target in forward:
+        chain = [source]
+        for index in range(layer_of[source] + 1, layer_of[target]):
+            spot = f"{source}\0{target}\0{index}"
+            chain.append(spot)
+            layers[index].append(spot)
+        chain.append(target)
+        chains[source, target] = chain
+    return chains, layers
+
+
+def _points(
+    chain: Sequence[str], left: Mapping[str, float], middles: Mapping[str, float], width: float
+) -> list[Point]:
+    """The points of a line from the first box to the last, through all spots."""
+    points = [(left[chain[0]] + width, middles[chain[0]])]
+    for spot in chain[1:-1]:
+        points.append((left[spot], middles[spot]))
+        points.append((left[spot] + width, middles[spot]))
+    points.append((left[chain[-1]], middles[chain[-1]]))
+    return points
 
 
 def _without_cycles(names: Sequence[str], edges: Sequence[Edge]) -> list[Edge]:
-    """The edges with those that close a cycle turned round, each once."""
+    """The edges, each once; those that close a cycle are reversed."""
     after = multimap(edges)
     heads = {target for _, target in edges}
-    # Spouts first: a cycle begins where tuples come in.
+    # Spouts first: a cycle begins where tuples enter it.
     order = sorted(names, key=lambda name: name in heads)
-    done: set[str] = set()
+    visited: set[str] = set()
     active: set[str] = set()
-    found: dict[Edge, None] = {}
+    forward: dict[Edge, None] = {}
     for root in order:
-        if root in done:
+        if root in visited:
             continue
         stack = [(root, iter(after.get(root, ())))]
         active.add(root)
         while stack:
-            name, rest = stack[-1]
-            target = next(rest, None)
+            name, targets = stack[-1]
+            target = next(targets, None)
             if target is None:
                 stack.pop()
                 active.discard(name)
-                done.add(name)
+                visited.add(name)
             elif target in active:
-                found[target, name] = None
+                forward[target, name] = None
             else:
-                found[name, target] = None
-                if target not in done:
+                forward[name, target] = None
+                if target not in visited:
                     active.add(target)
                     stack.append((target, iter(after.get(target, ()))))
-    return list(found)
+    return list(forward)
 
 
 def _layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
-    """The longest way from a node without inputs."""
-    before = {name: [source for source, target in edges if target == name] for name in names}
-    found: dict[str, int] = {}
-    for name in TopologicalSorter(before).static_order():
-        found[name] = max((found[source] + 1 for source in before[name]), default=0)
-    return found
-
-
-def _chain(edge: Edge, layer_of: Mapping[str, int]) -> list[str]:
-    """The edge with a place of its own in each layer between."""
-    source, target = edge
-    between = range(layer_of[source] + 1, layer_of[target])
-    return [source, *(f"{source}\0{target}\0{layer}" for layer in between), target]
+    """Node -> length of the longest path from a node without inputs."""
+    sources_of: dict[str, list[str]] = {name: [] for name in names}
+    for source, target in edges:
+        sources_of[target].append(source)
+    layer_of: dict[str, int] = {}
+    for name in TopologicalSorter(sources_of).static_order():
+        layer_of[name] = max((layer_of[source] + 1 for source in sources_of[name]), default=0)
+    return layer_of
 
 
 def _order(
-    rows: list[list[str]], above: Mapping[str, list[str]], below: Mapping[str, list[str]]
+    layers: list[list[str]], before: Mapping[str, list[str]], after: Mapping[str, list[str]]
 ) -> None:
-    """Sort each row by the mean place of its neighbors, forth and back: few lines cross then."""
+    """Sort each layer by the mean index of its neighbors, so that few lines cross.
+
+    Sweeps go forth, by the layer before, and back, by the layer after.
+    """
     for sweep in range(_SWEEPS):
-        beside, indices = (
-            (above, range(1, len(rows)))
-            if sweep % 2 == 0
-            else (below, range(len(rows) - 2, -1, -1))
-        )
-        for index in indices:
-            at = {one: place for row in rows for place, one in enumerate(row)}
-            mean = {
-                one: fmean([at[other] for other in beside.get(one, [one])]) for one in rows[index]
-            }
-            rows[index].sort(key=mean.__getitem__)
+        if sweep % 2 == 0:
+            for index in range(1, len(layers)):
+                _sort_layer(layers, index, before)
+        else:
+            for index in reversed(range(len(layers) - 1)):
+                _sort_layer(layers, index, after)
+
+
+def _sort_layer(layers: list[list[str]], index: int, neighbors: Mapping[str, list[str]]) -> None:
+    index_of: dict[str, int] = {}
+    for layer in layers:
+        index_of.update(zip(layer, range(len(layer)), strict=True))
+    mean: dict[str, float] = {}
+    for spot in layers[index]:
+        mean[spot] = fmean([index_of[neighbor] for neighbor in neighbors.get(spot, [spot])])
+    layers[index].sort(key=mean.__getitem__)
 
 
 def _middles(
-    rows: Sequence[Sequence[str]],
-    above: Mapping[str, list[str]],
-    below: Mapping[str, list[str]],
+    layers: Sequence[Sequence[str]],
+    before: Mapping[str, list[str]],
+    after: Mapping[str, list[str]],
     heights: Mapping[str, float],
     gap: float,
 ) -> dict[str, float]:
-    """Vertical middles: near those of the neighbors, in the order of the row, apart from each
-    other.
+    """Spot -> its vertical middle.
+
+    It is near those of its neighbors; the spots of a layer keep their order and their distance.
     """
-    found = {one: middle for row in rows for one, middle in _stack(row, 0.0, heights, gap)}
+    middles: dict[str, float] = {}
+    for layer in layers:
+        middles.update(_stack(layer, 0.0, heights, gap))
     for sweep in range(2 * _SWEEPS):
-        for row in rows if sweep % 2 == 0 else reversed(rows):
-            wanted = {}
-            for one in row:
-                beside = [*above.get(one, ()), *below.get(one, ())]
-                wanted[one] = (
-                    sum(found[other] for other in beside) / len(beside) if beside else found[one]
-                )
-            found.update(_apart(row, wanted, heights, gap))
-    least = min((found[one] - heights[one] / 2 for one in found), default=0.0)
-    return {one: middle - least for one, middle in found.items()}
+        for layer in layers if sweep % 2 == 0 else reversed(layers):
+            desired: dict[str, float] = {}
+            for spot in layer:
+                neighbors = [*before.get(spot, ()), *after.get(spot, ())]
+                desired[spot] = middles[spot]
+                if neighbors:
+                    total = sum(middles[neighbor] for neighbor in neighbors)
+                    desired[spot] = total / len(neighbors)
+            middles.update(_spread(layer, desired, heights, gap))
+    top = min((middles[spot] - heights[spot] / 2 for spot in middles), default=0.0)
+    return {spot: middle - top for spot, middle in middles.items()}
 
 
-def _apart(
-    row: Sequence[str], wanted: Mapping[str, float], heights: Mapping[str, float], gap: float
+@dataclass
+class _Group:
+    """Neighbors of a layer that are moved together."""
+
+    spots: list[str]
+    top: float
+    height: float
+
+
+def _spread(
+    layer: Sequence[str], desired: Mapping[str, float], heights: Mapping[str, float], gap: float
 ) -> dict[str, float]:
-    """As near to ``wanted`` as the distances allow: neighbors that come too close are moved as one
-    group.
+    """Middles as near to the desired ones as the distances allow.
+
+    Neighbors that come too close are moved as one group.
     """
-    groups: list[tuple[list[str], float, float]] = []  # (members, middle of the group, its height)
-    for one in row:
-        members, middle, height = [one], wanted[one], heights[one]
-        while groups and groups[-1][1] + groups[-1][2] / 2 + gap > middle - height / 2:
-            before, at, size = groups.pop()
-            count, total = len(before) + len(members), size + gap + height
-            # Where each would be in the middle of what it wants, as a group.
-            first = (
-                len(before) * (at - size / 2) + len(members) * (middle - height / 2 - size - gap)
-            ) / count
-            members, middle, height = [*before, *members], first + total / 2, total
-        groups.append((members, middle, height))
-    stacks = (
-        _stack(members, middle - height / 2, heights, gap) for members, middle, height in groups
-    )
-    return {one: middle for stack in stacks for one, middle in stack}
+    groups: list[_Group] = []
+    for spot in layer:
+        group = _Group([spot], desired[spot] - heights[spot] / 2, heights[spot])
+        while groups and groups[-1].top + groups[-1].height + gap > group.top:
+            group = _join(groups.pop(), group, gap)
+        groups.append(group)
+    middles: dict[str, float] = {}
+    for group in groups:
+        middles.update(_stack(group.spots, group.top, heights, gap))
+    return middles
+
+
+def _join(upper: _Group, lower: _Group, gap: float) -> _Group:
+    """One group of both, at the mean of the tops that their spots desire for it."""
+    lower_top = lower.top - upper.height - gap
+    count = len(upper.spots) + len(lower.spots)
+    top = (len(upper.spots) * upper.top + len(lower.spots) * lower_top) / count
+    return _Group([*upper.spots, *lower.spots], top, upper.height + gap + lower.height)
 
 
 def _stack(
-    row: Iterable[str], top: float, heights: Mapping[str, float], gap: float
+    spots: Iterable[str], top: float, heights: Mapping[str, float], gap: float
 ) -> Iterator[tuple[str, float]]:
-    """The middle of each, one below the other from ``top`` on."""
-    for one in row:
-        yield one, top + heights[one] / 2
-        top += heights[one] + gap
+    """The middle of each spot, one below the other from ``top`` on."""
+    for spot in spots:
+        yield spot, top + heights[spot] / 2
+        top += heights[spot] + gap

@@ -1,7 +1,7 @@
 """Picture of supervisors x slots, as SVG text without a drawing library.
 
 Every text in it is escaped: component, host and supervisor names come from users. Metadata show it
-as an ``<img>`` with a data URI, in which browsers run no scripts and load nothing.
+as an ``<img>`` with a data URI, in which browsers run no scripts and load no files.
 """
 
 from collections import Counter
@@ -272,7 +272,7 @@ def _bars(slot: DrawnSlot, left: int, top: int, width: int, colors: _Colors) -> 
         count = counts[component]
         share = width * count / counts.total()
         words = f"{slot.topology}: {component} x{count}"
-        # Neighbors of the same color are told apart.
+        # Neighbors of the same color differ in opacity.
         opacity = 0.82 if index % 2 and not colors.by_component else 1.0
         yield bar(x, top, share, _ROW - 6, colors.of(slot, component), words, opacity=opacity)
         text = _bar_text(component, count, share)

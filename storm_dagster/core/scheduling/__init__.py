@@ -1,6 +1,6 @@
-"""Placement rules: the choice of a slot for each task. Pure functions of plain values.
+"""Placement rules: the choice of a slot for each task.
 
-Spark's Python workers import these modules, so that none of them imports more than the standard
-library and constants of ``model``, except ``build``, ``plan``, ``explain`` and
-``assignment_checks``.
+The rules are pure functions of plain values. Spark's Python workers import these modules, so they
+import only the standard library and constants of ``model``; ``build``, ``plan``, ``explain`` and
+``assignment_checks`` are exceptions.
 """

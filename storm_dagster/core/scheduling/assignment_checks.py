@@ -1,8 +1,8 @@
-"""Checks of a current assignment against the placement rules. Pure; one sentence for each fault.
+"""Checks of a current assignment against the placement rules.
 
-Healing moves nothing that lives, so an assignment may become uneven until the next rebalance.
-Requested workers (user-defined and old ones) may ask for an uneven one: then quotas are not
-checked.
+Pure; a check yields one sentence for each fault. Healing does not move live tasks, so an assignment
+may become uneven until the next rebalance. Requested workers (user-defined and old ones) may be
+uneven: then quotas are not checked.
 """
 
 from collections import Counter
@@ -16,53 +16,57 @@ from storm_dagster.model.slot import Slot
 
 
 def quota_faults(topology: TopologyToPlace) -> Iterator[str]:
-    """More workers than asked for, or an uneven spread of executors. ``old`` is the current
-    assignment.
+    """Yield a fault for too many workers, and for an uneven spread of executors.
+
+    ``old`` of the topology is the current assignment.
     """
     if topology.user_workers or topology.use_old or topology.differ_node:
         return
     event = event_of(topology)
     if not event.strategy.spreads:
         return
-    wanted, alone = event.strategy.workers(event.about)
-    component, master = event.executors.component, event.about.master
-    workers = [
-        [component[position] for position in worker.holds]
-        for worker in event.history.old
-        if worker.holds
-    ]
-    if len(workers) > wanted:
-        yield f"{topology.name} has {len(workers)} workers and wants {wanted}"
-    if alone and len(workers) > 1 and any(master in held and len(held) > 1 for held in workers):
-        yield f"{topology.name}: the topology master is not alone in its worker"
-    sizes = [len(held) for held in workers if not (alone and master in held)]
+    max_workers, master_alone = event.strategy.workers(event.about)
+    workers = [worker for worker in event.history.old if worker.holds]
+    if len(workers) > max_workers:
+        yield f"{topology.name} has {len(workers)} workers and wants {max_workers}"
+    sizes: list[int] = []
+    for worker in workers:
+        kinds = {event.executors.component[position] for position in worker.holds}
+        size = len(worker.holds)
+        if not master_alone or event.about.master not in kinds:
+            sizes.append(size)
+        elif size > 1 and len(workers) > 1:
+            yield f"{topology.name}: the topology master is not alone in its worker"
     if sizes and max(sizes) - min(sizes) > 1:
         yield f"{topology.name}: workers hold {min(sizes)} to {max(sizes)} executors"
 
 
 def isolation_faults(topology: TopologyToPlace, hosts: Collection[str]) -> Iterator[str]:
-    """Workers outside of ``isolation.scheduler.machines``, while one of these is among the live
-    ``hosts``.
+    """Yield a fault for each worker outside of ``isolation.scheduler.machines``.
+
+    They are faults only while one of these machines is among the live ``hosts``.
     """
     if not set(topology.isolation) & set(hosts):
         return
     for worker in topology.old:
         if worker.host not in topology.isolation:
-            yield f"{topology.name}: {worker.slot.key} is on {worker.host}, not on its isolation hosts"
+            place = f"{topology.name}: {worker.slot.key} is on {worker.host}"
+            yield f"{place}, not on its isolation hosts"
 
 
 def differ_node_faults(topology: TopologyToPlace) -> Iterator[str]:
-    """Supervisors with two executors of a component that has ``task.on.differ.node``."""
+    """Yield a fault for each supervisor with two executors of a component.
+
+    Only components with ``task.on.differ.node`` are checked.
+    """
     event = event_of(topology)
     if not event.strategy.spreads:
-        return  # one supervisor takes everything: there is no other node
+        return  # one supervisor takes all tasks
     for component, name in zip(event.about.differ, event.about.differ_names, strict=True):
-        on_node = Counter(
-            worker.node
-            for worker in event.history.old
-            for position in worker.holds
-            if event.executors.component[position] == component
-        )
+        on_node = Counter[str]()
+        for worker in event.history.old:
+            kinds = [event.executors.component[position] for position in worker.holds]
+            on_node[worker.node] += kinds.count(component)
         for node, count in sorted(on_node.items()):
             if count > 1:
                 yield f"{topology.name}: {count} executors of {name!r} are on {node}"
@@ -71,23 +75,33 @@ def differ_node_faults(topology: TopologyToPlace) -> Iterator[str]:
 def move_faults(
     name: str, moves: Mapping[str, Any], workers: Mapping[str, Collection[int]]
 ) -> Iterator[str]:
-    """A rebalance that moved more tasks than the change of worker sizes makes necessary.
+    """Yield a fault if a rebalance moved more tasks than it needed to.
 
-    ``moves`` is the record of the rebalance: ``before`` (``node:port`` -> task ranges) and
-    ``slack`` (tasks that may move for other reasons). ``workers`` is its result.
+    The change of worker sizes makes some moves necessary. ``moves`` is the record of the rebalance:
+    ``before`` (``node:port`` -> task ranges) and ``slack`` (tasks that may move for other reasons).
+    ``workers`` is its result.
     """
-    before = {key: set(decode_ranges(tasks)) for key, tasks in moves["before"].items()}
-    now = {task: key for key, tasks in workers.items() for task in tasks}
-    held = {key: {task for task in tasks if task in now} for key, tasks in before.items()}
-    moved = sum(now[task] != key for key, tasks in held.items() for task in tasks)
-    left = Counter(Slot.parse(key).node for key in workers)
-    had: list[int] = []
-    for key, tasks in sorted(held.items(), key=lambda item: -len(item[1])):
-        # Of a supervisor that has fewer workers now, the smallest had to go.
+    slot_of: dict[int, str] = {}
+    for key, tasks in workers.items():
+        slot_of.update(dict.fromkeys(tasks, key))
+    # Only tasks that still exist count.
+    old_tasks: dict[str, list[int]] = {}
+    for key, ranges in moves["before"].items():
+        old_tasks[key] = [task for task in set(decode_ranges(ranges)) if task in slot_of]
+    moved = 0
+    for key, tasks in old_tasks.items():
+        moved += sum(slot_of[task] != key for task in tasks)
+    free_workers = Counter(Slot.parse(key).node for key in workers)
+    old_sizes: list[int] = []
+    for key, tasks in sorted(old_tasks.items(), key=lambda entry: -len(entry[1])):
+        # Of a supervisor that has fewer workers now, the smallest had to end.
         node = Slot.parse(key).node
-        had += [len(tasks)] if left[node] > 0 else []
-        left[node] -= 1
-    has = sorted((len(tasks) for tasks in workers.values()), reverse=True)
-    needed = sum(map(len, held.values())) - sum(map(min, had, has))
-    if moved > needed + moves["slack"]:
-        yield f"{name}: the last rebalance moved {moved} tasks where {needed + moves['slack']} were enough"
+        if free_workers[node] > 0:
+            old_sizes.append(len(tasks))
+        free_workers[node] -= 1
+    new_sizes = sorted((len(tasks) for tasks in workers.values()), reverse=True)
+    # Workers are compared by size: the fullest old one with the fullest new one.
+    may_stay = sum(map(min, old_sizes, new_sizes))
+    needed = sum(map(len, old_tasks.values())) - may_stay + moves["slack"]
+    if moved > needed:
+        yield f"{name}: the last rebalance moved {moved} tasks where {needed} were enough"

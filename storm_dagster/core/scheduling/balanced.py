@@ -1,16 +1,19 @@
-"""The ``balanced`` strategy: JStorm's assignment without its quirks
-(``docs/decisions.md#supervisor-choice``).
+"""The ``balanced`` strategy: JStorm's assignment without its quirks.
 
-Healing, too, fails when slots are short: nothing is squeezed into fewer workers than were asked
-for. The dead tasks wait with the reason, what lives goes on, and the next attempt places them as
-soon as there are slots.
+See ``docs/decisions.md#supervisor-choice``. Healing, too, fails when slots are short: tasks are
+never put into fewer workers than the topology requests. The dead tasks wait with the reason, live
+tasks continue, and the next attempt places the dead ones as soon as there are slots.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from storm_dagster.core.scheduling.history import LOST
-from storm_dagster.core.scheduling.requested_workers import Grants, RequestedSlot
+from storm_dagster.core.scheduling.requested_workers import (
+    Grants,
+    RequestedSlot,
+    ReusableSlot,
+)
 from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.selectors import CHAIN, FilledWorker, WorkerSelector, fair_share
 from storm_dagster.core.scheduling.slot_allocation import (
@@ -32,75 +35,74 @@ class Balanced(Strategy):
     grants_requests = True
 
     def workers(self, about: TopologySummary) -> tuple[int, bool]:
-        """As in JStorm: a topology master that is to be alone has one more."""
+        """As in JStorm: one worker more for a topology master that is to be alone."""
         return worker_count(about.workers, about.executors, about.single_master)
 
     def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
-        """Requested workers that were dropped, while something is placed."""
+        """Requested workers that were dropped although tasks are placed."""
         return grants.warnings
 
     def allocate(self, allocation: SlotAllocation) -> None:
-        """Allocate requested workers first, then old slots that a rebalance keeps, then the least
-        loaded supervisors.
+        """Allocate requested, then reused, then new slots.
 
-        Refused when slots are short, or on too few supervisors for a component whose tasks must be
-        apart.
+        A rebalance reuses old slots. New slots are on the least loaded supervisors. Refused when
+        slots are short, or on too few supervisors for a component whose tasks must be apart.
         """
-        about, request = allocation.about, allocation.request
+        about = allocation.about
+        request = allocation.request
         allocation.require_supervisor()
-        count, requested, alone = request.wanted, request.requested, request.alone
+        count = request.wanted
+        requested = request.requested
+        master_alone = request.alone
         if request.clash:
             raise PlacementRefused(too_many_requests_refusal(about.name, *request.clash))
         if allocation.free - allocation.reserve < count:
             raise allocation.short(count, with_remedy=True)
         blocked: dict[int, set[str]] = {need.component: set(need.blocked) for need in request.needs}
-        held = {worker.slot for worker in request.reusable}
-        usable = sum(map(allocation.may_use, held))
+        old_slots = {worker.slot for worker in request.reusable}
+        usable_old = sum(map(allocation.may_use, old_slots))
         unplaced: list[int] = []
-        for number, wanted in enumerate(requested):
-            slot = _slot_for(wanted, allocation)
+        for number, requested_slot in enumerate(requested):
+            slot = _slot_for(requested_slot, allocation)
             if slot is None:
                 unplaced.append(number)
                 continue
-            allocation.take(
-                slot, Reason.SLOT_OLD if wanted.old else Reason.SLOT_USER, "requested", number
-            )
-            _block(blocked, wanted, slot)
+            reason = Reason.SLOT_OLD if requested_slot.old else Reason.SLOT_USER
+            allocation.take(slot, reason, "requested", number)
+            _block(blocked, requested_slot, slot)
         own_master: Slot | None = None
         if about.keeps:
-            kept = min(usable, count) - sum(slot.slot in held for slot in allocation.slots)
-            if requested and len(requested) + kept > count:
+            requested_old = sum(allocated.slot in old_slots for allocated in allocation.slots)
+            keepable = min(usable_old, count) - requested_old
+            if requested and len(requested) + keepable > count:
                 raise PlacementRefused(
-                    too_many_requests_refusal(about.name, len(requested), kept, count)
+                    too_many_requests_refusal(about.name, len(requested), keepable, count)
                 )
-            own_master = _reuse(allocation, count - len(requested) - int(alone), alone)
-        used = [slot.node for slot in allocation.slots]
+            places = count - len(requested) - int(master_alone)
+            own_master = _reuse(allocation, places, master_alone)
+        used = [allocated.node for allocated in allocation.slots]
         if own_master is not None:
             allocation.take(own_master, Reason.SLOT_REUSED, "master")
+        new_master = master_alone and own_master is None
         first_new = len(allocation.slots)
-        _spread(allocation, count - first_new, used, blocked, alone and own_master is None)
+        _spread(allocation, count - first_new, used, blocked, new_master)
         # Requests without a usable host come first in the order of workers, as in JStorm; they take
-        # new slots too.
-        for slot, number in zip(allocation.slots[first_new:], unplaced, strict=False):
-            slot.role, slot.ref = "requested", number
-            _block(blocked, requested[number], slot.slot)
-        if alone and own_master is None:
+        # new slots, too.
+        for allocated, number in zip(allocation.slots[first_new:], unplaced, strict=False):
+            allocated.role = "requested"
+            allocated.ref = number
+            _block(blocked, requested[number], allocated.slot)
+        if new_master:
             _choose_master(allocation.slots)
-        able = {slot.node for slot in allocation.slots if slot.role != "master"}
-        for need in request.needs:
-            left = able - blocked[need.component]
-            if len(left) < need.units:
-                which = about.differ_names[about.differ.index(need.component)]
-                numbers = {"needed": need.units, "supervisors": len(left)}
-                raise PlacementRefused(
-                    refusal("differ node", about.name, component=which, **numbers)
-                )
+        _require_apart(allocation, blocked)
 
     def fill(self, assignment: TaskAssignment) -> None:
-        """Fill requested workers, keep what stays, then choose a worker for each executor by the
-        selectors.
+        """Fill the slots: requested workers, executors that stay, then the others.
+
+        The selectors choose a worker for each of the others.
         """
-        about, component = assignment.about, assignment.executors.component
+        about = assignment.about
+        component = assignment.executors.component
         requested = assignment.grants.requested
         unassigned = assignment.grants.unassigned(assignment.history.needed)
         slots = assignment.slots
@@ -108,114 +110,139 @@ class Balanced(Strategy):
         open_workers: list[FilledWorker] = []
         for slot, worker in zip(slots, workers, strict=True):
             if slot.role == "master":
-                alone = next(
-                    position for position in unassigned if component[position] == about.master
-                )
-                worker.put(alone, about.master, Reason.MASTER)
-                unassigned = [position for position in unassigned if position != alone]
+                masters = [p for p in unassigned if component[p] == about.master]
+                worker.put(masters[0], about.master, Reason.MASTER)
+                unassigned = [position for position in unassigned if position != masters[0]]
                 continue
             open_workers.append(worker)
             if slot.role == "requested" and slot.ref is not None:
-                wanted = requested[slot.ref]
-                for position in wanted.holds:
-                    worker.put(
-                        position,
-                        component[position],
-                        Reason.OLD if wanted.slot.old else Reason.USER,
-                    )
-        share, remainder = fair_share(
-            (len(worker.positions) for worker in open_workers), len(unassigned)
-        )
+                request = requested[slot.ref]
+                reason = Reason.OLD if request.slot.old else Reason.USER
+                for position in request.holds:
+                    worker.put(position, component[position], reason)
+        sizes = [len(worker.positions) for worker in open_workers]
+        share, remainder = fair_share(sizes, len(unassigned))
         apart = _apart(assignment, open_workers)
         stays = assignment.stays(unassigned, share, apart)
+        staying: set[int] = set()
         for index, positions in stays.items():
             for position in positions:
                 workers[index].put(position, component[position], Reason.STAYS)
+            staying.update(positions)
             remainder -= len(positions) > share
-        staying = {position for positions in stays.values() for position in positions}
-        WorkerSelector(open_workers, share, remainder, about.related, about.system).place(
-            [p for p in unassigned if p not in staying] if staying else unassigned, component, apart
-        )
+        if staying:
+            unassigned = [position for position in unassigned if position not in staying]
+        selector = WorkerSelector(open_workers, share, remainder, about.related, about.system)
+        selector.place(unassigned, component, apart)
         for slot, worker in zip(slots, workers, strict=True):
-            memory, cpu = 0, 0
+            memory = 0
+            cpu = 0
             if slot.role == "requested" and slot.ref is not None:
-                memory, cpu = requested[slot.ref].memory, requested[slot.ref].cpu
+                memory = requested[slot.ref].memory
+                cpu = requested[slot.ref].cpu
             if about.master_memory is not None and about.master in worker.counts:
                 memory = about.master_memory
             assignment.add(slot, worker.positions, worker.reasons, memory, cpu)
 
 
-def _block(blocked: dict[int, set[str]], wanted: RequestedSlot, slot: Slot) -> None:
-    for component in wanted.components:
+def _block(blocked: dict[int, set[str]], requested: RequestedSlot, slot: Slot) -> None:
+    """Add the slot's supervisor to those that have the worker's components."""
+    for component in requested.components:
         if component in blocked:
             blocked[component].add(slot.node)
 
 
-def _slot_for(wanted: RequestedSlot, allocation: SlotAllocation) -> Slot | None:
-    """The requested port if it is free on the requested host, else another port there."""
+def _require_apart(allocation: SlotAllocation, blocked: Mapping[int, set[str]]) -> None:
+    """Refuse the topology if a component has too few supervisors to be apart on."""
+    about = allocation.about
+    used = {slot.node for slot in allocation.slots if slot.role != "master"}
+    for need in allocation.request.needs:
+        open_nodes = used - blocked[need.component]
+        if len(open_nodes) < need.units:
+            name = about.differ_names[about.differ.index(need.component)]
+            raise PlacementRefused(
+                refusal(
+                    "differ node",
+                    about.name,
+                    component=name,
+                    needed=need.units,
+                    supervisors=len(open_nodes),
+                )
+            )
+
+
+def _slot_for(requested: RequestedSlot, allocation: SlotAllocation) -> Slot | None:
+    """The requested port if it is free on the requested host, else another one."""
     # The supervisor itself comes before others of its host.
-    there = {wanted.node, *allocation.ports.nodes_of([wanted.host])}
-    usable = (node for node in there if node and allocation.ports_of(node))
-    nodes = sorted(usable, key=lambda node: (node != wanted.node, node))
-    if wanted.port is not None:
+    candidates = {requested.node, *allocation.ports.nodes_of([requested.host])}
+    usable = (node for node in candidates if node and allocation.ports_of(node))
+    nodes = sorted(usable, key=lambda node: (node != requested.node, node))
+    if requested.port is not None:
         for node in nodes:
-            if allocation.ports.has(Slot(node, wanted.port)):
-                return Slot(node, wanted.port)
-    elif wanted.hint is not None and allocation.may_use(wanted.hint):
-        return wanted.hint
-    return Slot(nodes[0], allocation.ports_of(nodes[0])[0]) if nodes else None
+            if allocation.ports.has(Slot(node, requested.port)):
+                return Slot(node, requested.port)
+    elif requested.hint is not None and allocation.may_use(requested.hint):
+        return requested.hint
+    if not nodes:
+        return None
+    return Slot(nodes[0], allocation.ports_of(nodes[0])[0])
 
 
-def _reuse(allocation: SlotAllocation, places: int, alone: bool) -> Slot | None:
-    """Take the old slots that save most moves; returns the one where the topology master stays
-    alone.
+def _reuse(allocation: SlotAllocation, places: int, master_alone: bool) -> Slot | None:
+    """Take the old slots that save most moves.
 
-    The topology master stays where it is when nothing else stays there, which is so when that saves
-    a move.
+    Returns the slot where the topology master stays alone. The master stays there if no other
+    executor stays in that worker, which is the case when its stay saves a move.
     """
     request = allocation.request
-    sizes = [wanted.size for wanted in request.requested] + [0] * places
-    share, remainder = fair_share(sizes, request.unassigned - int(alone))
-    homes = (
-        worker
-        for worker in request.reusable
-        if alone and worker.master and allocation.may_use(worker.slot)
-    )
-    home, savings = next(homes, None), allocation.savings(share)
+    sizes = [requested.size for requested in request.requested] + [0] * places
+    share, remainder = fair_share(sizes, request.unassigned - int(master_alone))
+    home = _master_home(allocation) if master_alone else None
+    savings = allocation.savings(share)
     free = {node: len(allocation.ports.free[node]) for node in allocation.nodes}
     # Components that must be apart decide more about supervisors than free ports do.
     by_ports = not request.needs
-    balanced = (
-        balanced_savings(savings, _by_free_ports(free), places + int(alone))
-        if by_ports
-        else savings
-    )
-    saved, plain, fuller = choose_reused(balanced, places, remainder)
-    stays = False
+    candidates = savings
+    if by_ports:
+        count = places + int(master_alone)
+        candidates = balanced_savings(savings, _by_free_ports(free), count)
+    saved, plain, fuller = choose_reused(candidates, places, remainder)
+    master_stays = False
     if home is not None:
         free[home.node] -= 1
-        others = [saving for saving in savings if saving.worker is not home]
-        others = balanced_savings(others, _by_free_ports(free), places) if by_ports else others
-        without, *others_kept = choose_reused(others, places, remainder)
-        beside = [saving.worker for saving in others]
-        stays = all(worker in beside for worker in (*plain, *fuller))
-        if without + 1 > saved + stays:
-            (plain, fuller), stays = others_kept, True
+        candidates = [saving for saving in savings if saving.worker is not home]
+        if by_ports:
+            candidates = balanced_savings(candidates, _by_free_ports(free), places)
+        saved_beside, plain_beside, fuller_beside = choose_reused(candidates, places, remainder)
+        workers_beside = [saving.worker for saving in candidates]
+        master_stays = all(worker in workers_beside for worker in (*plain, *fuller))
+        if saved_beside + 1 > saved + master_stays:
+            plain = plain_beside
+            fuller = fuller_beside
+            master_stays = True
     for worker in sorted([*plain, *fuller], key=lambda worker: (-worker.size, worker.slot)):
-        allocation.take(
-            worker.slot,
-            Reason.SLOT_REUSED,
-            "fuller" if worker in fuller else "reuse",
-            worker.worker,
-        )
-    return home.slot if home is not None and stays else None
+        role = "fuller" if worker in fuller else "reuse"
+        allocation.take(worker.slot, Reason.SLOT_REUSED, role, worker.worker)
+    return home.slot if home is not None and master_stays else None
+
+
+def _master_home(allocation: SlotAllocation) -> ReusableSlot | None:
+    """The reusable slot that holds the topology master."""
+    for worker in allocation.request.reusable:
+        if worker.master and allocation.may_use(worker.slot):
+            return worker
+    return None
 
 
 def _by_free_ports(free: Mapping[str, int]) -> list[tuple[int, str]]:
-    """Free slots in the order in which new workers take them: of the supervisor with the most free
-    ports.
+    """Free slots as (rank, supervisor); new workers take the lowest ranks first.
+
+    The rank is the lower, the more free ports the supervisor has.
     """
-    return [(-ports, node) for node, most in free.items() for ports in range(1, most + 1)]
+    slots: list[tuple[int, str]] = []
+    for node, count in free.items():
+        slots += [(-ports, node) for ports in range(1, count + 1)]
+    return slots
 
 
 def _spread(
@@ -223,52 +250,58 @@ def _spread(
     count: int,
     used: Iterable[str],
     blocked: dict[int, set[str]],
-    alone: bool,
+    master_alone: bool,
 ) -> None:
-    """Allocate new slots one at a time, each on the supervisor with the most free ports.
+    """Allocate new slots one at a time, on the supervisor with the most free ports.
 
-    ``used`` are the supervisors that the topology already has workers on in this event. Only when
-    so few slots remain to be chosen that a ``task.on.differ.node`` component would be left without
-    enough supervisors is the choice narrowed to supervisors that help it; with ``alone`` one of the
-    slots goes to the topology master and helps nobody.
+    ``used`` are the supervisors that the topology already has workers on in this event. A
+    ``task.on.differ.node`` component may need all slots that remain to get enough supervisors.
+    Only then the choice is narrowed to supervisors that help it. With ``master_alone`` one of the
+    slots goes to the topology master and does not help.
     """
-    ports, chosen = allocation.ports, set(used)
+    ports = allocation.ports
+    chosen = set(used)
     needs = [(need.units, blocked[need.component]) for need in allocation.request.needs]
     for remaining in range(count, 0, -1):
-        node, why, against = ports.best(allocation.within)
-        useful = max(1, remaining - 1 if alone else remaining)
-        if tight := [nodes for units, nodes in needs if units - len(chosen - nodes) >= useful]:
+        node, reason, rival = ports.best(allocation.within)
+        useful = max(1, remaining - 1 if master_alone else remaining)
+        tight = [nodes for units, nodes in needs if units - len(chosen - nodes) >= useful]
+        if tight:
+            closed = chosen.union(*tight)
             helpful = [
-                other
-                for other in allocation.nodes
-                if ports.free[other]
-                and other not in chosen
-                and not any(other in nodes for nodes in tight)
+                candidate
+                for candidate in allocation.nodes
+                if ports.free[candidate] and candidate not in closed
             ]
             if helpful and node not in helpful:
-                node, why, against = min(helpful, key=ports.load), Reason.SLOT_DIFFER, ""
-        allocation.take(Slot(node, ports.free[node][0]), why, text=against)
+                node = min(helpful, key=ports.load)
+                reason = Reason.SLOT_DIFFER
+                rival = ""
+        allocation.take(Slot(node, ports.free[node][0]), reason, text=rival)
         chosen.add(node)
 
 
 def _choose_master(slots: list[AllocatedSlot]) -> None:
-    """Give the master an empty slot on the supervisor that has most slots of the topology."""
-    crowd = Counter(slot.node for slot in slots)
-    max(
-        (slot for slot in slots if slot.role == "empty"), key=lambda slot: crowd[slot.node]
-    ).role = "master"
+    """Give the master an empty slot on the supervisor with most of these slots."""
+    slots_on = Counter(slot.node for slot in slots)
+    empty = [slot for slot in slots if slot.role == "empty"]
+    master_slot = max(empty, key=lambda slot: slots_on[slot.node])
+    master_slot.role = "master"
 
 
 def _apart(assignment: TaskAssignment, workers: Sequence[FilledWorker]) -> dict[int, set[str]]:
     """Component that must be apart -> supervisors that hold one of it already."""
-    component, differ = assignment.executors.component, assignment.about.differ
-    if not differ:
+    component = assignment.executors.component
+    apart: dict[int, set[str]] = {kind: set() for kind in assignment.about.differ}
+    if not apart:
         return {}
-    held = [
-        (worker.node, component[position])
-        for worker in assignment.history.old
-        if worker.state != LOST
-        for position in worker.holds
-    ]
-    held.extend((worker.node, kind) for worker in workers for kind in worker.counts)
-    return {kind: {node for node, holder in held if holder == kind} for kind in differ}
+    for old in assignment.history.old:
+        if old.state == LOST:
+            continue
+        for position in old.holds:
+            if component[position] in apart:
+                apart[component[position]].add(old.node)
+    for worker in workers:
+        for kind in apart.keys() & worker.counts.keys():
+            apart[kind].add(worker.node)
+    return apart

@@ -1,8 +1,8 @@
-"""Explanation of one task's worker: the choice made again, with the workers that it was made
-against.
+"""Explanation of one task's worker: the choice, repeated, with its alternatives.
 
-A placement keeps only which selector decided. Everything else follows from it: the order of workers
-among equals, what stayed or was requested, and the order in which executors are placed.
+A placement keeps only the selector that decided. The rest follows from it: the order of workers
+among equals, the executors that stayed or were requested, and the order in which executors are
+placed.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ from storm_dagster.core.scheduling.strategy import TopologyEvent, strategy_of
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import REASONS, Reason
 
-_MOST_ALTERNATIVES = 10
+_MAX_ALTERNATIVES = 10
 _COMPARED = (
     "tasks of its component in the worker",
     "tasks of its component on the supervisor",
@@ -28,16 +28,16 @@ _COMPARED = (
 
 @dataclass(frozen=True)
 class Alternative:
-    """A worker that could have taken the task too."""
+    """A worker that could have taken the task, too."""
 
     worker: str
     """``node:port``."""
     selector: str
     """Selector that decided against it."""
     had: int
-    """That number for this worker."""
+    """The number that the selector compares, for this worker."""
     chosen_had: int
-    """The same number for the worker that was chosen."""
+    """The same number for the chosen worker."""
 
 
 @dataclass(frozen=True)
@@ -52,58 +52,75 @@ class Choice:
 
 
 def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int) -> Choice | None:
-    """The choice that put ``task`` where it is, with its closest alternatives.
+    """The choice that put ``task`` into its worker, with its closest alternatives.
 
-    ``None`` where nothing was chosen by comparing workers (it stayed, its worker was requested, the
-    strategy assigns round robin), and for a placement that was not made from this very topology.
-    Never raises for an old placement.
+    ``None`` if the worker was not chosen by a comparison: the task stayed, its worker was
+    requested, or the strategy assigns round robin. ``None`` also for a placement of another state
+    of the topology. Never raises for an old placement.
     """
     by_chain = frozenset({Reason.ONLY, *strategy_of(topology.strategy).chain})
-    why = placement.reasons
-    if REASONS.get(why.get(task, "")) not in by_chain or why.keys() != topology.tasks.keys():
+    reasons = placement.reasons
+    if REASONS.get(reasons.get(task, "")) not in by_chain:
+        return None
+    if reasons.keys() != topology.tasks.keys():
         return None
     event = event_of(topology)
-    about, component = event.about, event.executors.component
-    position_of = {
-        member: position
-        for position, group in enumerate(event.executors.tasks())
-        for member in group
-    }
-    asked = position_of.get(task)
-    if asked is None:
+    about = event.about
+    component = event.executors.component
+    position_of: dict[int, int] = {}
+    for position, tasks in enumerate(event.executors.tasks()):
+        position_of.update(dict.fromkeys(tasks, position))
+    task_position = position_of.get(task)
+    if task_position is None:
         return None
     slots, workers, unassigned, chosen = _start(event, placement, position_of, by_chain)
-    held = [
-        (worker.node, component[position_of[member]])
-        for worker in placement.workers
-        for member in worker.ids
-        if REASONS.get(placement.reasons[member]) in (Reason.KEPT, Reason.UNSTOPPED)
-    ]
-    held.extend((worker.node, kind) for worker in workers for kind in worker.counts)
-    apart = {kind: {node for node, holder in held if holder == kind} for kind in about.differ}
+    apart = _apart(event, placement, position_of, workers)
 
     def rank(position: int) -> tuple[bool, bool, int]:
         kind = component[position]
         return (kind not in apart, kind not in apart and kind in about.system, position)
 
-    share, remainder = fair_share(
-        (sum(why is not Reason.STAYS for why in w.reasons) for w in workers), unassigned
-    )
-    remainder -= sum(
-        Reason.STAYS in worker.reasons and len(worker.positions) > share for worker in workers
-    )
+    requested_sizes = [
+        len(worker.reasons) - worker.reasons.count(Reason.STAYS) for worker in workers
+    ]
+    share, remainder = fair_share(requested_sizes, unassigned)
+    for worker in workers:
+        if Reason.STAYS in worker.reasons and len(worker.positions) > share:
+            remainder -= 1
     selector = WorkerSelector(workers, share, remainder, about.related, about.system)
-    selector.place(
-        sorted(position for position in chosen if rank(position) < rank(asked)), component, apart
-    )
-    kind = component[asked]
-    keys = sorted(
-        selector.apart_keys(kind, apart[kind]) if kind in apart else selector.open_keys(kind)
-    )
-    if not keys or keys[0][-1] != chosen.get(asked):
+    earlier = [position for position in chosen if rank(position) < rank(task_position)]
+    selector.place(sorted(earlier), component, apart)
+    kind = component[task_position]
+    if kind in apart:
+        keys = sorted(selector.apart_keys(kind, apart[kind]))
+    else:
+        keys = sorted(selector.open_keys(kind))
+    if not keys or keys[0][-1] != chosen.get(task_position):
         return None
-    best, *others = keys[: _MOST_ALTERNATIVES + 1]
-    return Choice(slots[best[-1]], len(keys), tuple(_lost(slots, best, other) for other in others))
+    best = keys[0]
+    alternatives = [_alternative(slots, best, key) for key in keys[1 : _MAX_ALTERNATIVES + 1]]
+    return Choice(slots[best[-1]], len(keys), tuple(alternatives))
+
+
+def _apart(
+    event: TopologyEvent,
+    placement: TopologyPlacement,
+    position_of: Mapping[int, int],
+    workers: list[FilledWorker],
+) -> dict[int, set[str]]:
+    """Component that must be apart -> supervisors that hold one of it already."""
+    component = event.executors.component
+    apart: dict[int, set[str]] = {kind: set() for kind in event.about.differ}
+    for worker in placement.workers:
+        for task in worker.ids:
+            kind = component[position_of[task]]
+            reason = REASONS.get(placement.reasons[task])
+            if kind in apart and reason in (Reason.KEPT, Reason.UNSTOPPED):
+                apart[kind].add(worker.node)
+    for filled in workers:
+        for kind in apart.keys() & filled.counts.keys():
+            apart[kind].add(filled.node)
+    return apart
 
 
 def _start(
@@ -112,8 +129,11 @@ def _start(
     position_of: Mapping[int, int],
     by_chain: Collection[Reason],
 ) -> tuple[list[str], list[FilledWorker], int, dict[int, int]]:
-    """Slots and workers as they were before the first choice, the number of executors that no
-    requested worker holds, and the worker that was chosen for each.
+    """Return (slots, workers, unassigned executors, chosen workers).
+
+    Slots and workers are those before the first choice. Executors that no requested worker holds
+    are unassigned. The last value maps an executor to the index of the worker that was chosen for
+    it.
     """
     by_slot = {worker.slot.key: worker for worker in placement.workers}
     component = event.executors.component
@@ -121,30 +141,33 @@ def _start(
     workers: list[FilledWorker] = []
     unassigned = 0
     chosen: dict[int, int] = {}
+    unchanged = {Reason.KEPT, Reason.UNSTOPPED, Reason.MASTER}
     for slot in placement.worker_reasons:
-        mine = sorted({position_of[task] for task in by_slot[slot].ids})
-        why = {
-            position: REASONS.get(placement.reasons[event.executors.unit[position]])
-            for position in mine
-        }
-        if any(reason in (Reason.KEPT, Reason.UNSTOPPED, Reason.MASTER) for reason in why.values()):
+        reason_of: dict[int, Reason | None] = {}
+        for position in sorted({position_of[task] for task in by_slot[slot].ids}):
+            first_task = event.executors.unit[position]
+            reason_of[position] = REASONS.get(placement.reasons[first_task])
+        if not unchanged.isdisjoint(reason_of.values()):
             continue
         worker = FilledWorker(by_slot[slot].node)
-        for position, reason in why.items():
+        for position, reason in reason_of.items():
             if reason is not None and reason in (Reason.USER, Reason.OLD, Reason.STAYS):
                 worker.put(position, component[position], reason)
             elif reason in by_chain:
                 chosen[position] = len(workers)
-        unassigned += sum(reason not in (Reason.USER, Reason.OLD) for reason in why.values())
+            if reason not in (Reason.USER, Reason.OLD):
+                unassigned += 1
         slots.append(slot)
         workers.append(worker)
     return slots, workers, unassigned, chosen
 
 
-def _lost(slots: list[str], best: Key, key: Key) -> Alternative:
-    step = next(
-        index for index, (mine, other) in enumerate(zip(best, key, strict=True)) if mine != other
-    )
-    step_name = _COMPARED[step] if step < len(best) - 1 else _COMPARED[-1]
+def _alternative(slots: list[str], best: Key, key: Key) -> Alternative:
+    """The worker of ``key``, with the first selector by which ``best`` is better."""
+    # Keys end with the worker's number: two of them always differ.
+    step = 0
+    while best[step] == key[step]:
+        step += 1
+    step_name = _COMPARED[step]
     # The numbers of tasks that it trades with are negative in a key: more is better.
     return Alternative(slots[key[-1]], step_name, abs(key[step]), abs(best[step]))

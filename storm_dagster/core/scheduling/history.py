@@ -1,4 +1,4 @@
-"""History of a topology: current assignment and user-defined workers, read for one event."""
+"""Current assignment and user-defined workers of a topology, for one event."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,10 +11,12 @@ from storm_dagster.model.slot import Slot
 if TYPE_CHECKING:
     from storm_dagster.model.placement import TopologyToPlace
 
-LOST, KEPT, UNSTOPPED = 0, 1, 2
-"""States of an old worker: its executors are placed; it is alive and left alone; it beats although
-its supervisor is gone, and is left alone too.
-"""
+LOST = 0
+"""State of an old worker whose executors are placed."""
+KEPT = 1
+"""State of an old worker that is alive and stays unchanged."""
+UNSTOPPED = 2
+"""State of an old worker that beats although its supervisor is gone; it stays unchanged, too."""
 
 
 @dataclass
@@ -38,12 +40,11 @@ class OldWorker:
         return Slot(self.node, self.port)
 
     def weights(self, positions: Iterable[int], executors: Executors) -> list[int]:
-        """Number of tasks of each executor here: so many need not move when it stays."""
+        """Number of tasks of each executor here: these need not move if it stays."""
         groups = executors.groups
-        return [
-            1 if groups is None else len(self.tasks.intersection(groups[position]))
-            for position in positions
-        ]
+        if groups is None:
+            return [1 for _ in positions]
+        return [len(self.tasks.intersection(groups[position])) for position in positions]
 
 
 @dataclass
@@ -57,22 +58,23 @@ class EventHistory:
     needed: list[int]
     """Executors to place."""
     own: list[Slot]
-    """Slots that the topology holds, or held, and may be given again in this event."""
+    """Slots that the topology holds or held, and that this event may reuse."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the topology has neither an assignment nor user-defined workers."""
+        """True if there is neither an assignment nor a user-defined worker."""
         return not (self.old or self.entries)
 
     @property
     def staying(self) -> int:
-        """Number of workers that stay as they are."""
+        """Number of workers that stay unchanged."""
         return sum(worker.state != LOST for worker in self.old)
 
 
 def history_rows(topology: "TopologyToPlace", codes: Codes) -> Iterator[Row]:
-    """Rows of a topology's assignment, user-defined workers, dead and unstopped tasks; components
-    as numbers.
+    """Yield the rows of a topology's history; components are numbers.
+
+    The rows are its assignment, its user-defined workers, its dead and its unstopped tasks.
     """
     for worker in topology.old:
         yield {
@@ -101,8 +103,9 @@ def history_rows(topology: "TopologyToPlace", codes: Codes) -> Iterator[Row]:
 
 
 def read_history(event: str, executors: Executors, rows: Iterable[Row]) -> EventHistory:
-    """Read the effect of the event on each old worker and each executor, from the rows of
-    ``history_rows``.
+    """Read the effect of the event on each old worker and each executor.
+
+    ``rows`` are those of ``history_rows``.
     """
     marked: dict[str, set[int]] = {"dead": set(), "unstopped": set()}
     old: list[OldWorker] = []
@@ -128,23 +131,33 @@ def read_history(event: str, executors: Executors, rows: Iterable[Row]) -> Event
     if old:
         _match_executors(executors, old)
         _judge(event, old, marked["dead"], marked["unstopped"])
-    at_rest = {position for worker in old if worker.state != LOST for position in worker.holds}
-    needed = [position for position in range(len(executors)) if position not in at_rest]
-    # Judged dead by nimbus: the port of that worker is not offered in this round, for its process
-    # may not have ended.
-    own = [worker.slot for worker in old if worker.state == LOST] if event != "monitor" else []
+    unchanged: set[int] = set()
+    for worker in old:
+        if worker.state != LOST:
+            unchanged.update(worker.holds)
+    needed = [position for position in range(len(executors)) if position not in unchanged]
+    own: list[Slot] = []
+    # A monitor event does not offer the port of a worker that nimbus judges dead: its process
+    # may still run.
+    if event != "monitor":
+        own = [worker.slot for worker in old if worker.state == LOST]
     return EventHistory(old, entries, needed, own)
 
 
 def _match_executors(executors: Executors, old: list[OldWorker]) -> None:
-    """Assign each executor to the worker with most of its tasks; the lower slot when equal."""
-    at: dict[int, int] = {}
+    """Assign each executor to the worker with most of its tasks.
+
+    Of workers with equal numbers the lower slot wins.
+    """
+    worker_of: dict[int, int] = {}
     for number, worker in enumerate(old):
         for task in worker.tasks:
-            at.setdefault(task, number)
+            worker_of.setdefault(task, number)
     for position, tasks in enumerate(executors.tasks()):
-        if votes := Counter(at[task] for task in tasks if task in at):
-            old[max(votes, key=lambda number: (votes[number], -number))].holds.append(position)
+        votes = Counter(worker_of[task] for task in tasks if task in worker_of)
+        if votes:
+            winner = max(votes, key=lambda number: (votes[number], -number))
+            old[winner].holds.append(position)
 
 
 def _judge(event: str, old: list[OldWorker], dead: set[int], beating: set[int]) -> None:

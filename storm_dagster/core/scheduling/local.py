@@ -1,5 +1,6 @@
-"""The ``local`` strategy, JStorm's local mode: one worker on the only supervisor, at its first free
-port.
+"""The ``local`` strategy, JStorm's local mode.
+
+It places one worker on the only supervisor, at its first free port.
 """
 
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
@@ -20,8 +21,9 @@ class Local(Strategy):
         return 1, False
 
     def allocate(self, allocation: SlotAllocation) -> None:
-        """Allocate one slot on the only supervisor, in a rebalance the old one; nothing is reserved
-        there.
+        """Allocate one slot on the only supervisor, in a rebalance the old one.
+
+        ``jstorm.reserve.workers`` is ignored.
         """
         allocation.require_supervisor()
         allocation.reserve = 0
@@ -31,15 +33,15 @@ class Local(Strategy):
         free = allocation.ports_of(nodes[0])
         if not free:
             raise allocation.short(1, with_remedy=False)
-        mine = (
-            (worker.slot for worker in allocation.request.reusable)
-            if allocation.about.event == "rebalance"
-            else ()
-        )
-        slot = next((slot for slot in mine if allocation.may_use(slot)), Slot(nodes[0], free[0]))
+        slot = Slot(nodes[0], free[0])
+        if allocation.about.event == "rebalance":
+            for worker in allocation.request.reusable:
+                if allocation.may_use(worker.slot):
+                    slot = worker.slot
+                    break
         allocation.take(slot, Reason.SLOT_LOCAL)
 
     def fill(self, assignment: TaskAssignment) -> None:
-        """Put everything into the one slot."""
+        """Put all executors into the one slot."""
         needed = assignment.history.needed
         assignment.add(assignment.slots[0], needed, [int(Reason.LOCAL)] * len(needed))

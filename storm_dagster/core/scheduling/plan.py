@@ -1,7 +1,7 @@
-"""Local planner: the steps of a placement in process, one topology after the other.
+"""Local planner: the steps of a placement in process, topology by topology.
 
-It serves reassignment, the leader's own healing and scheduled dry runs; submissions and rebalances
-are placed by the PySpark assignment, with the same steps
+It serves reassignment, the leader's own healing and scheduled dry runs. The PySpark assignment
+places submissions and rebalances, with the same steps
 (``docs/decisions.md#placement-on-spark``).
 """
 
@@ -31,14 +31,16 @@ from storm_dagster.model.placement_reasons import Reason, Refusal, slot_reason_t
 from storm_dagster.model.records import WorkerSlot
 from storm_dagster.model.slot import Slot
 
+_TEXTS = {int(reason): reason.text for reason in Reason}
+
 
 def plan_placement(batch: PlacementBatch) -> PlacementResult:
-    """Place every topology of the batch, in order of priority (lower first), then name.
+    """Place every topology of the batch, by priority (lower first), then by name.
 
-    No slot is given to two topologies; slots that any topology's ``old`` names are given to no
-    other one. A topology that does not fit fails alone, with the reason, and takes no slot. The
-    same batch always gives the same result, in whatever order supervisors, topologies, ports and
-    tasks are listed.
+    Two topologies never get the same slot. A slot that a topology's ``old`` names is not given to
+    another topology. A topology that does not fit fails alone, with the reason, and takes no slot.
+    The same batch always gives the same result; the order in which supervisors, topologies, ports
+    and tasks are listed does not matter.
     """
     ports = _free_ports(batch.supervisors, batch.topologies)
     placements = tuple(_place(topology, ports) for topology in service_order(batch.topologies))
@@ -55,15 +57,18 @@ def _free_ports(
     slots: list[Slot] = []
     for supervisor in ordered:
         slots += [Slot(supervisor.id, port) for port in sorted(supervisor.unused)]
+    isolated: set[str] = set()
+    for topology in topologies:
+        isolated.update(topology.isolation)
     return FreePorts(
         ((supervisor.id, supervisor.info) for supervisor in ordered),
         ((slot, holders[slot]) for slot in slots),
-        {host for topology in topologies for host in topology.isolation},
+        isolated,
     )
 
 
 def event_of(topology: TopologyToPlace) -> TopologyEvent:
-    """The event of a topology as the rules read it."""
+    """Return the event of a topology as the rules read it."""
     codes: Codes = {}
     executors = executors_of(topology, codes)
     rows = list(history_rows(topology, codes))
@@ -74,51 +79,42 @@ def event_of(topology: TopologyToPlace) -> TopologyEvent:
 
 def _place(topology: TopologyToPlace, ports: FreePorts) -> TopologyPlacement:
     event = event_of(topology)
-    return placement_of(topology, event.assign(allocate(event.about, event.request(), ports)))
-
-
-_TEXTS = {int(reason): reason.text for reason in Reason}
+    allocated = allocate(event.about, event.request(), ports)
+    return placement_of(topology, event.assign(allocated))
 
 
 def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
-    """The placement from the rows of its workers: ``assigned``, or ``unchanged`` when a live
-    assignment looks so.
+    """Build the placement from the rows of its workers.
 
-    A ``failed`` one lists no worker, a current assignment stays as it is; ``unassigned`` names the
+    Its status is ``assigned``, or ``unchanged`` if it equals the live assignment. A ``failed``
+    placement lists no worker and leaves the current assignment unchanged; ``unassigned`` names the
     tasks that have no worker now.
     """
     several = several_tasks(topology)
     if len(rows) == 1 and rows[0]["node"] is None:
-        refusal = Refusal(**json.loads(rows[0]["text"]))
-        without = [task for unit in rows[0]["units"] for task in several.get(unit, (unit,))]
-        return TopologyPlacement(
-            name=topology.name,
-            status="failed",
-            error_type=refusal.error_type,
-            error=refusal.message,
-            unassigned=dict.fromkeys(without, refusal.brief),
-        )
-    warnings = next((json.loads(row["text"]) for row in rows if row["text"]), ())
+        return _failed_placement(topology, rows[0], several)
+    warnings: list[str] = []
+    for row in rows:
+        if row["text"]:
+            warnings = json.loads(row["text"])
+            break
     before = {worker.slot: worker for worker in topology.old}
     rows.sort(key=lambda row: (row["node"], row["port"]))
     workers: list[WorkerSlot] = []
     slots: dict[int, Slot] = {}
     reasons: dict[int, str] = {}
     for row in rows:
-        tasks = [
-            (unit, _TEXTS[reason])
-            for unit, reason in zip(row["units"], row["reasons"], strict=True)
-        ]
-        if several:
-            tasks = [(task, text) for unit, text in tasks for task in several.get(unit, (unit,))]
-        reasons.update(tasks)
-        ids = [task for task, _ in tasks]
+        ids: list[int] = []
+        for unit, reason in zip(row["units"], row["reasons"], strict=True):
+            for task in several.get(unit, (unit,)):
+                ids.append(task)
+                reasons[task] = _TEXTS[reason]
         slot = Slot(row["node"], row["port"])
         workers.append(
             WorkerSlot.of_tasks(slot, row["host"], ids, memory_bytes=row["memory"], cpu=row["cpu"])
         )
         slots.update(dict.fromkeys(ids, slot))
-    unchanged = topology.event != "new" and _as_before(before, workers)
+    unchanged = topology.event != "new" and _is_unchanged(before, workers)
     return TopologyPlacement(
         name=topology.name,
         status="unchanged" if unchanged else "assigned",
@@ -134,16 +130,37 @@ def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacemen
     )
 
 
-def _as_before(before: Mapping[Slot, WorkerSlot], workers: Sequence[WorkerSlot]) -> bool:
-    """Whether the live assignment has the same workers; unknown resources (0) count as equal."""
-    pairs = [(before.get(worker.slot), worker) for worker in workers]
-    return len(before) == len(workers) and all(
-        old is not None
-        and old.tasks == new.tasks
-        and old.memory_bytes in (0, new.memory_bytes)
-        and old.cpu in (0, new.cpu)
-        for old, new in pairs
+def _failed_placement(
+    topology: TopologyToPlace, row: Row, several: Mapping[int, tuple[int, ...]]
+) -> TopologyPlacement:
+    """The placement from the single row of a refused topology."""
+    refusal = Refusal(**json.loads(row["text"]))
+    without: list[int] = []
+    for unit in row["units"]:
+        without += several.get(unit, (unit,))
+    return TopologyPlacement(
+        name=topology.name,
+        status="failed",
+        error_type=refusal.error_type,
+        error=refusal.message,
+        unassigned=dict.fromkeys(without, refusal.brief),
     )
+
+
+def _is_unchanged(before: Mapping[Slot, WorkerSlot], workers: Sequence[WorkerSlot]) -> bool:
+    """True if the live assignment has the same workers.
+
+    Unknown resources (0) count as equal.
+    """
+    if len(before) != len(workers):
+        return False
+    for worker in workers:
+        old = before.get(worker.slot)
+        if old is None or old.tasks != worker.tasks:
+            return False
+        if old.memory_bytes not in (0, worker.memory_bytes) or old.cpu not in (0, worker.cpu):
+            return False
+    return True
 
 
 def _moved(topology: TopologyToPlace, slots: Mapping[int, Slot]) -> int:

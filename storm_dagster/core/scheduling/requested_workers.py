@@ -1,7 +1,7 @@
-"""Requested workers (``use.userdefine.assignment``, ``use.old.assignment``), and the slot request
-of a topology.
+"""Requested workers, and the slot request of a topology.
 
-The request is what slot allocation knows of a topology: it never sees tasks.
+Workers are requested by ``use.userdefine.assignment`` and ``use.old.assignment``. The request is
+the only input of slot allocation from a topology: the allocation never sees tasks.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from storm_dagster.model.slot import Slot
 
 
 class RequestedSlot(NamedTuple):
-    """The slot that a requested worker is to get."""
+    """Desired slot of a requested worker."""
 
     node: str | None
     """Supervisor that is tried before others of the host."""
@@ -33,12 +33,12 @@ class RequestedSlot(NamedTuple):
     size: int
     """Executors that it holds."""
     hint: Slot | None
-    """Slot of the topology that would save moves when no port is asked for."""
+    """Slot of the topology that saves moves, for a worker without a requested port."""
     components: Sequence[int]
 
 
 class RequestedWorker(NamedTuple):
-    """A worker whose executors are given; its slot is to be found."""
+    """A worker whose executors are chosen, and whose slot is to be allocated."""
 
     slot: RequestedSlot
     holds: list[int]
@@ -61,66 +61,71 @@ class Grants:
 
     def unassigned(self, needed: list[int]) -> list[int]:
         """Executors to place that no requested worker holds."""
-        held = {position for wanted in self.requested for position in wanted.holds}
-        return [position for position in needed if position not in held] if held else needed
+        requested: set[int] = set()
+        for worker in self.requested:
+            requested.update(worker.holds)
+        if not requested:
+            return needed
+        return [position for position in needed if position not in requested]
 
 
 def workers_to_place(
     about: TopologySummary, executors: int, masters: int, staying: int
 ) -> tuple[int, bool]:
-    """Number of workers to place, and True if one of them is the topology master's alone.
+    """Number of workers to place, and True if one is the topology master's alone.
 
     ``executors`` are to be placed, ``masters`` of them of the topology master; ``staying`` is the
-    number of workers that stay as they are.
+    number of workers that stay unchanged.
     """
-    workers, alone = worker_count(about.workers, about.executors, about.single_master)
-    alone = alone and masters > 0
-    # Something is to be placed, so one worker is needed however many stay; a master that is to be
-    # alone needs a second one beside the rest. Workers beyond the executors would stay empty.
-    least = 2 if alone and executors > masters else 1
-    return min(max(workers - staying, least), executors), alone
+    workers, master_alone = worker_count(about.workers, about.executors, about.single_master)
+    if not masters:
+        master_alone = False
+    # There are executors to place, so one worker is needed even if enough workers stay; a master
+    # that is to be alone needs a second worker beside it. More workers than executors would be
+    # empty.
+    minimum = 2 if master_alone and executors > masters else 1
+    return min(max(workers - staying, minimum), executors), master_alone
 
 
 def grant_requests(about: TopologySummary, executors: Executors, history: EventHistory) -> Grants:
     """Grant requested workers, kind by kind, and count the slots.
 
-    All executors of a requested worker must be to be placed, and in no other one. More requested
-    workers of one kind than there are workers are dropped together, with a warning; user-defined
-    and old workers that are too many together clash.
+    A worker is granted only if all its executors are to be placed, and are in no worker granted
+    before. If one kind requests more workers than there are, all workers of this kind are dropped,
+    with a warning. User-defined and old workers that are too many together clash.
     """
-    component, master = executors.component, about.master
-    masters = sum(component[position] == master for position in history.needed)
-    room, alone = workers_to_place(about, len(history.needed), masters, history.staying)
+    masters = [p for p in history.needed if executors.component[p] == about.master]
+    room, master_alone = workers_to_place(about, len(history.needed), len(masters), history.staying)
     grants = Grants()
-    needed = set[int]() if history.is_empty else set(history.needed)
-    taken: set[int] = set()
+    free = set[int]() if history.is_empty else set(history.needed)
     kinds = [("use.userdefine.assignment", _user_requests(executors, history))]
     if about.use_old and about.event != "rebalance":
         kinds.append(("use.old.assignment", _old_requests(executors, history)))
     for key, requested in kinds:
         granted: list[RequestedWorker] = []
-        fresh: set[int] = set()
-        for wanted in requested:
-            wants = set(wanted.holds)
-            if wants <= needed and wants.isdisjoint(taken) and wants.isdisjoint(fresh):
-                granted.append(wanted)
-                fresh |= wants
-        everyone = grants.requested + granted
-        named = any(
-            component[position] == master for wanted in everyone for position in wanted.holds
-        )
-        left = room - int(alone and not named)
-        if len(everyone) <= left:
-            grants.requested = everyone
-            taken |= fresh
+        still_free = set(free)
+        for worker in requested:
+            if still_free.issuperset(worker.holds):
+                granted.append(worker)
+                still_free.difference_update(worker.holds)
+        candidates = grants.requested + granted
+        master_requested = any(_holds_any(worker, masters) for worker in candidates)
+        max_requests = room - int(master_alone and not master_requested)
+        if len(candidates) <= max_requests:
+            grants.requested = candidates
+            free = still_free
         elif grants.requested:
             grants.clash = [len(grants.requested), len(granted), room]
         else:
-            grants.warnings.append(dropped_requests(key, len(granted), left))
+            grants.warnings.append(dropped_requests(key, len(granted), max_requests))
     unassigned = grants.unassigned(history.needed)
     grants.count = min(room, len(grants.requested) + len(unassigned))
-    grants.alone = alone and any(component[position] == master for position in unassigned)
+    grants.alone = master_alone and not set(masters).isdisjoint(unassigned)
     return grants
+
+
+def _holds_any(worker: RequestedWorker, positions: Sequence[int]) -> bool:
+    return not set(positions).isdisjoint(worker.holds)
 
 
 def _user_requests(executors: Executors, history: EventHistory) -> list[RequestedWorker]:
@@ -128,7 +133,9 @@ def _user_requests(executors: Executors, history: EventHistory) -> list[Requeste
         return []
     tasks = executors.tasks()
     unstopped = [worker for worker in history.old if worker.state == UNSTOPPED]
-    beating = {position for worker in unstopped for position in worker.holds}
+    beating: set[int] = set()
+    for worker in unstopped:
+        beating.update(worker.holds)
     queues: dict[int, list[int]] = {}
     for position in range(len(executors) - 1, -1, -1):
         if position not in beating:
@@ -137,66 +144,84 @@ def _user_requests(executors: Executors, history: EventHistory) -> list[Requeste
     for entry in history.entries:
         if any(_is_met(entry, worker, executors) for worker in unstopped):
             continue
-        mine: list[int] = []
+        positions: list[int] = []
         for component, count in zip(entry["components"], entry["counts"], strict=True):
             queue = queues.get(component, [])
-            got = 0
-            while queue and got < count:
-                mine.append(queue.pop())
-                got += len(tasks[mine[-1]])
-        if mine:
-            mine.sort()
-            kinds = sorted({executors.component[position] for position in mine})
-            hint = _hint(mine, entry, history)
-            slot = RequestedSlot(None, entry["port"], entry["host"], False, len(mine), hint, kinds)
-            requested.append(RequestedWorker(slot, mine, entry["memory"], entry["cpu"]))
+            assigned = 0
+            while queue and assigned < count:
+                position = queue.pop()
+                positions.append(position)
+                assigned += len(tasks[position])
+        if positions:
+            positions.sort()
+            slot = RequestedSlot(
+                node=None,
+                port=entry["port"],
+                host=entry["host"],
+                old=False,
+                size=len(positions),
+                hint=_hint(positions, entry, history),
+                components=sorted({executors.component[position] for position in positions}),
+            )
+            requested.append(RequestedWorker(slot, positions, entry["memory"], entry["cpu"]))
     return requested
 
 
 def _is_met(entry: Row, worker: OldWorker, executors: Executors) -> bool:
-    """Whether a worker that still runs is what the user asked for."""
-    tasks, counts = executors.tasks(), Counter[int]()
+    """True if a worker that still runs is the one that the user requested."""
+    tasks = executors.tasks()
+    counts = Counter[int]()
     for position in worker.holds:
         counts[executors.component[position]] += len(tasks[position])
-    asked = {c: n for c, n in zip(entry["components"], entry["counts"], strict=True) if n > 0}
+    entry_counts = zip(entry["components"], entry["counts"], strict=True)
+    requested_counts = {component: count for component, count in entry_counts if count > 0}
     return (
         entry["host"] in (None, worker.host)
         and entry["port"] in (None, worker.port)
         and entry["memory"] in (0, worker.memory)
         and entry["cpu"] in (0, worker.cpu)
-        and counts == asked
+        and counts == requested_counts
     )
 
 
-def _hint(mine: list[int], entry: Row, history: EventHistory) -> Slot | None:
-    """The topology's own slot on the requested host that holds most of these executors already."""
-    wants = set(mine)
-    own = [
-        worker
-        for worker in history.old
-        if worker.slot in history.own and worker.host == entry["host"]
-    ]
-    best = max(own, key=lambda worker: len(wants.intersection(worker.holds)), default=None)
-    return best.slot if best is not None and not wants.isdisjoint(best.holds) else None
+def _hint(positions: list[int], entry: Row, history: EventHistory) -> Slot | None:
+    """The topology's slot on the requested host with most of these executors."""
+    best: OldWorker | None = None
+    best_shared = 0
+    for worker in history.old:
+        if worker.slot not in history.own or worker.host != entry["host"]:
+            continue
+        shared = len(set(positions).intersection(worker.holds))
+        if shared > best_shared:
+            best = worker
+            best_shared = shared
+    return None if best is None else best.slot
 
 
 def _old_requests(executors: Executors, history: EventHistory) -> list[RequestedWorker]:
     if not history.old:
         return []
-    known = {task for tasks in executors.tasks() for task in tasks}
+    existing: set[int] = set()
+    for tasks in executors.tasks():
+        existing.update(tasks)
     requested: list[RequestedWorker] = []
     for worker in history.old:
-        if worker.state == LOST and worker.holds and worker.tasks <= known:
-            kinds = sorted({executors.component[position] for position in worker.holds})
+        if worker.state == LOST and worker.holds and worker.tasks <= existing:
             slot = RequestedSlot(
-                worker.node, worker.port, worker.host, True, len(worker.holds), None, kinds
+                node=worker.node,
+                port=worker.port,
+                host=worker.host,
+                old=True,
+                size=len(worker.holds),
+                hint=None,
+                components=sorted({executors.component[position] for position in worker.holds}),
             )
             requested.append(RequestedWorker(slot, worker.holds, worker.memory, worker.cpu))
     return requested
 
 
 class ReusableSlot(NamedTuple):
-    """The slot of an old worker that may be used again."""
+    """The slot of an old worker that may be reused."""
 
     worker: int
     """Number of the old worker."""
@@ -205,12 +230,11 @@ class ReusableSlot(NamedTuple):
     size: int
     """Executors that may stay there, without a topology master that is to be alone."""
     weights: Sequence[int]
-    """Numbers of tasks, descending, that one executor has there, and ``numbers`` of executors that
-    have so many.
-    """
+    """Numbers of tasks that one executor has there, descending."""
     numbers: Sequence[int]
+    """Number of executors of each weight."""
     master: bool
-    """Whether the topology master that is to be alone is there."""
+    """True if the topology master, which is to be alone, is in this worker."""
 
     @property
     def slot(self) -> Slot:
@@ -235,12 +259,12 @@ class SlotRequest(NamedTuple):
     wanted: int
     """Slots, requested workers and the topology master's included."""
     staying: int
-    """Workers that stay as they are, counted in ``topology.workers``."""
+    """Workers that stay unchanged, counted in ``topology.workers``."""
     alone: bool
     """One of the slots is for the topology master."""
     requested: Sequence[RequestedSlot]
     own: Sequence[Slot]
-    """Slots that the topology may be given again."""
+    """Slots of the topology that it may reuse."""
     reusable: Sequence[ReusableSlot]
     needs: Sequence[DifferNeed]
     fixed: Sequence[int]
@@ -263,32 +287,19 @@ def slot_request(
     *,
     respread: bool,
 ) -> SlotRequest:
-    """The request of one event. With ``respread`` it may change live workers although none is
-    lost.
+    """Return the slot request of one event.
+
+    With ``respread`` it may change live workers although none is lost.
     """
     unassigned = grants.unassigned(history.needed)
-    monitor = about.event == "monitor"
-    free = set(unassigned) if history.old and not monitor else set[int]()
     return SlotRequest(
         unchanged=not history.needed and not respread,
         wanted=grants.count,
         staying=history.staying,
         alone=grants.alone,
-        requested=[wanted.slot for wanted in grants.requested],
+        requested=[worker.slot for worker in grants.requested],
         own=history.own,
-        reusable=[
-            _reusable(
-                number,
-                worker,
-                worker.holds
-                if monitor
-                else [position for position in worker.holds if position in free],
-                executors,
-                about.master if grants.alone else -1,
-            )
-            for number, worker in enumerate(history.old)
-            if about.event != "new" and worker.state == (KEPT if monitor else LOST)
-        ],
+        reusable=_reusable_slots(about, executors, history, unassigned, grants.alone),
         needs=_differ_needs(
             about,
             _units_of(about.differ, unassigned, executors),
@@ -302,18 +313,50 @@ def slot_request(
     )
 
 
+def _reusable_slots(
+    about: TopologySummary,
+    executors: Executors,
+    history: EventHistory,
+    unassigned: Sequence[int],
+    master_alone: bool,
+) -> list[ReusableSlot]:
+    """Slots of old workers that the event may reuse.
+
+    In a monitor event they are those of live workers, else those of lost ones. Of a lost worker
+    only executors that no requested worker holds may stay.
+    """
+    if about.event == "new" or not history.old:
+        return []
+    monitor = about.event == "monitor"
+    state = KEPT if monitor else LOST
+    free = set(unassigned)
+    master = about.master if master_alone else -1
+    slots: list[ReusableSlot] = []
+    for number, worker in enumerate(history.old):
+        if worker.state != state:
+            continue
+        holds = worker.holds
+        if not monitor:
+            holds = [position for position in holds if position in free]
+        slots.append(_reusable(number, worker, holds, executors, master))
+    return slots
+
+
 def _reusable(
     number: int, worker: OldWorker, holds: list[int], executors: Executors, master: int
 ) -> ReusableSlot:
-    others = [position for position in holds if executors.component[position] != master]
-    weights = dict(sorted(Counter(worker.weights(others, executors)).items(), reverse=True))
+    """The reusable slot of a worker; ``master`` is the component that is to be alone."""
+    movable = [position for position in holds if executors.component[position] != master]
+    by_weight = Counter(worker.weights(movable, executors))
+    weights = sorted(by_weight, reverse=True)
     return ReusableSlot(
-        number,
-        *worker.slot,
-        len(others),
-        list(weights),
-        list(weights.values()),
-        len(others) < len(holds),
+        worker=number,
+        node=worker.node,
+        port=worker.port,
+        size=len(movable),
+        weights=weights,
+        numbers=[by_weight[weight] for weight in weights],
+        master=len(movable) < len(holds),
     )
 
 
@@ -322,20 +365,20 @@ def slot_request_without_history(
 ) -> SlotRequest:
     """The request of an event without assignment and user-defined workers.
 
-    It is a function of the summary: all executors are to be placed, and nothing is kept. Without
+    It is a function of the summary: all executors are to be placed, and none stays. Without
     ``grants_requests`` the strategy counts its workers itself.
     """
     total = sum(about.units)
     masters = about.units[about.master] if about.master >= 0 else 0
     count = 0
-    alone = False
+    master_alone = False
     if grants_requests:
-        count, alone = workers_to_place(about, total, masters, 0)
+        count, master_alone = workers_to_place(about, total, masters, 0)
     return SlotRequest(
         unchanged=not total and not respread,
         wanted=count,
         staying=0,
-        alone=alone,
+        alone=master_alone,
         requested=[],
         own=[],
         reusable=[],
@@ -351,7 +394,10 @@ def slot_request_without_history(
 def _differ_needs(
     about: TopologySummary, units: Mapping[int, int], blocked: Mapping[int, set[str]]
 ) -> list[DifferNeed]:
-    """Needs of the components with executors to place; ``units`` and ``blocked`` by component."""
+    """Needs of the components with executors to place.
+
+    ``units`` and ``blocked`` are by component.
+    """
     needs: list[DifferNeed] = []
     for component in about.differ:
         count = units.get(component, 0)
@@ -375,7 +421,7 @@ def _units_of(
 def _blocked_supervisors(
     components: Sequence[int], history: EventHistory, executors: Executors
 ) -> dict[int, set[str]]:
-    """Component -> supervisors with a worker that stays and holds one of its executors."""
+    """Component -> supervisors where a worker that stays holds one of its executors."""
     blocked: dict[int, set[str]] = {component: set() for component in components}
     for worker in history.old:
         if worker.state == LOST:

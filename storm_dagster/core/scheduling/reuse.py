@@ -1,6 +1,6 @@
-"""Old slots that a rebalance reuses, and executors that stay there: the fewest tasks move.
+"""Old slots that a rebalance reuses, and executors that stay there.
 
-See ``docs/decisions.md#fewest-moves``.
+The fewest tasks move; see ``docs/decisions.md#fewest-moves``.
 """
 
 import heapq
@@ -9,25 +9,27 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from storm_dagster.core.scheduling.requested_workers import ReusableSlot
-from storm_dagster.model.multimap import multimap
 from storm_dagster.model.slot import Slot
 
 _Order = tuple[int, int, str, int]
 
 
 class Saving:
-    """Moves that reusing an old slot saves, for workers that hold ``share`` executors, or one
-    more.
+    """Moves that reusing an old slot saves.
+
+    ``base`` is the number for a worker that holds ``share`` executors; ``more`` comes on top if it
+    holds one more.
     """
 
     __slots__ = ("base", "more", "worker")
 
     def __init__(self, worker: ReusableSlot, share: int) -> None:
         self.worker = worker
-        self.base = self.more = 0
+        self.base = 0
+        self.more = 0
         room = share
-        # ``weights`` are descending: how many tasks an executor has here, and how many such
-        # executors there are.
+        # ``weights`` are the numbers of tasks that an executor has here, descending;
+        # ``numbers`` are the numbers of executors of each weight.
         for weight, number in zip(worker.weights, worker.numbers, strict=True):
             fit = min(room, number)
             self.base += fit * weight
@@ -44,61 +46,66 @@ class Saving:
 def balanced_savings(
     savings: Iterable[Saving], slots: Iterable[tuple[Any, str]], count: int
 ) -> list[Saving]:
-    """Old slots among the ``count`` that an allocation from nothing would take.
+    """Old slots among the ``count`` that an allocation without history would take.
 
     ``slots`` are (rank, supervisor) of each slot that it might take, the old ones included; it
-    takes those with the lowest ranks. Of equal ones those come first where reusing saves most.
+    takes those with the lowest ranks. Of equal ranks the slots come first whose reuse saves most.
     """
-    best_last = sorted(
-        savings, key=lambda saving: saving.order(saving.base + saving.more), reverse=True
-    )
-    waiting = multimap((saving.worker.node, saving) for saving in best_last)
-    line = sorted(slots)[:count]
-    before = [node for rank, node in line if rank < line[-1][0]]
-    kept = [waiting[node].pop() for node in before if waiting.get(node)]
-    last = [
-        waiting[node][-1]
-        for rank, node in slots
-        if line and rank == line[-1][0] and waiting.get(node)
-    ]
-    last.sort(key=lambda saving: saving.order(saving.base + saving.more))
-    return kept + last[: len(line) - len(before)]
+    chosen = sorted(slots)[:count]
+    if not chosen:
+        return []
+    waiting: dict[str, list[Saving]] = {}
+    for saving in sorted(savings, key=_order_with_more, reverse=True):
+        waiting.setdefault(saving.worker.node, []).append(saving)
+    last_rank = chosen[-1][0]
+    before = [node for rank, node in chosen if rank < last_rank]
+    reused = [waiting[node].pop() for node in before if waiting.get(node)]
+    equal = [waiting[node][-1] for rank, node in slots if rank == last_rank and waiting.get(node)]
+    equal.sort(key=_order_with_more)
+    return reused + equal[: len(chosen) - len(before)]
+
+
+def _order_with_more(saving: Saving) -> _Order:
+    return saving.order(saving.base + saving.more)
 
 
 def choose_reused(
     savings: list[Saving], places: int, remainder: int
 ) -> tuple[int, list[ReusableSlot], list[ReusableSlot]]:
-    """(tasks that stay, slots with the share, slots with one more), at most ``places``,
-    ``remainder`` with more.
+    """Return (tasks that stay, slots with the share, slots with one more).
 
-    Those that get one more can always be chosen before those that do not, in the order of what it
-    saves: it is enough to move a border along that order.
+    There are at most ``places`` slots, ``remainder`` of them with one more. A slot that gets one
+    more can always be chosen before those that do not, in the order of the gain: it is enough to
+    move a border along that order.
     """
     places = max(0, min(places, len(savings)))
     remainder = min(remainder, places)
-    line = sorted(savings, key=lambda saving: (-saving.more, *saving.order(saving.base)))
-    tail = [0] * (len(line) + 1)
-    best_behind: list[int] = []
-    for index in range(len(line) - 1, -1, -1):
-        heapq.heappush(best_behind, line[index].base)
-        lost = heapq.heappop(best_behind) if len(best_behind) > places - remainder else 0
-        tail[index] = tail[index + 1] + line[index].base - lost
-    most, border, head = -1, 0, 0
-    best_before: list[int] = []
-    for index in range(len(line) + 1):
-        if remainder <= index <= len(line) - (places - remainder) and head + tail[index] > most:
-            most, border = head + tail[index], index
-        if index < len(line):
-            value = line[index].base + line[index].more
-            heapq.heappush(best_before, value)
-            head += value - (heapq.heappop(best_before) if len(best_before) > remainder else 0)
-    fuller = sorted(line[:border], key=lambda saving: saving.order(saving.base + saving.more))[
-        :remainder
-    ]
-    plain = sorted(line[border:], key=lambda saving: saving.order(saving.base))[
-        : places - remainder
-    ]
+    plain_places = places - remainder
+    by_gain = sorted(savings, key=lambda saving: (-saving.more, *saving.order(saving.base)))
+    before = _best_sums([saving.base + saving.more for saving in by_gain], remainder)
+    behind = _best_sums([saving.base for saving in reversed(by_gain)], plain_places)
+    behind.reverse()
+    most = -1
+    border = 0
+    for index in range(remainder, len(by_gain) - plain_places + 1):
+        stays = before[index] + behind[index]
+        if stays > most:
+            most = stays
+            border = index
+    fuller = sorted(by_gain[:border], key=_order_with_more)[:remainder]
+    plain = sorted(by_gain[border:], key=lambda saving: saving.order(saving.base))[:plain_places]
     return most, [saving.worker for saving in plain], [saving.worker for saving in fuller]
+
+
+def _best_sums(values: Sequence[int], count: int) -> list[int]:
+    """Index -> sum of the ``count`` largest values before it, 0 to all of them."""
+    sums = [0]
+    best: list[int] = []
+    for value in values:
+        heapq.heappush(best, value)
+        dropped = heapq.heappop(best) if len(best) > count else 0
+        sums.append(sums[-1] + value - dropped)
+    return sums
 
 
 class Reused(NamedTuple):
@@ -110,7 +117,7 @@ class Reused(NamedTuple):
     weights: list[int]
     """Number of tasks of each in this worker."""
     limit: int
-    """Most executors that may stay."""
+    """Maximum number of executors that stay."""
 
 
 def keep_executors(
@@ -122,39 +129,41 @@ def keep_executors(
     """Slot number -> executors that stay in it.
 
     ``apart`` maps a component that must not be twice on a supervisor to those that have it already.
-    Of a worker that is too full the executors with the fewest tasks go, of these one of the most
-    numerous component, and again: user components before system ones, higher task ids first.
+    A worker that is too full loses executors one by one. The executor with the fewest tasks moves
+    first, of these one of the most numerous component: user components before system ones, higher
+    task ids first.
     """
-    met = {kind: set(nodes) for kind, nodes in apart.items()}
+    used = {kind: set(nodes) for kind, nodes in apart.items()}
     stays: dict[int, list[int]] = {}
     for index in sorted(reused, key=lambda index: reused[index].slot):
         worker = reused[index]
-        lawful: list[tuple[int, int]] = []
+        allowed: list[tuple[int, int]] = []
         for position, weight in zip(worker.holds, worker.weights, strict=True):
             kind = component[position]
-            if kind in met:
-                if worker.slot.node in met[kind]:
+            if kind in used:
+                if worker.slot.node in used[kind]:
                     continue
-                met[kind].add(worker.slot.node)
-            lawful.append((weight, position))
-        stays[index] = _kept(lawful, worker.limit, component, system)
+                used[kind].add(worker.slot.node)
+            allowed.append((weight, position))
+        stays[index] = _limit_executors(allowed, worker.limit, component, system)
     return stays
 
 
-def _kept(
-    held: list[tuple[int, int]], limit: int, component: Sequence[int], system: Collection[int]
+def _limit_executors(
+    weighted: list[tuple[int, int]], limit: int, component: Sequence[int], system: Collection[int]
 ) -> list[int]:
-    counts = Counter(component[position] for _, position in held)
+    """Positions of the ``limit`` executors that stay, out of (weight, position)."""
+    counts = Counter(component[position] for _, position in weighted)
     stacks: dict[int, dict[int, list[int]]] = {}
-    for weight, position in held:
+    for weight, position in weighted:
         stacks.setdefault(weight, {}).setdefault(component[position], []).append(position)
-    gone: set[int] = set()
+    moved: set[int] = set()
     for weight in sorted(stacks):
         piles = stacks[weight]
-        while piles and len(held) - len(gone) > limit:
+        while piles and len(weighted) - len(moved) > limit:
             kind = max(piles, key=lambda kind: (counts[kind], kind not in system, piles[kind][-1]))
-            gone.add(piles[kind].pop())
+            moved.add(piles[kind].pop())
             counts[kind] -= 1
             if not piles[kind]:
                 del piles[kind]
-    return [position for _, position in held if position not in gone]
+    return [position for _, position in weighted if position not in moved]

@@ -1,10 +1,11 @@
-"""Choice of a worker for each executor, by quota and by the chain of selectors
-(``docs/decisions.md#task-choice``).
+"""Choice of a worker for each executor, by quota and by a chain of selectors.
 
-For a run of executors of one component the chain is a lexicographic order of workers. Between
-supervisors and inside a supervisor it is kept in heaps, so that a topology of a hundred thousand
-tasks on thousands of workers takes a logarithmic step for each, where trying all workers would take
-thousands.
+See ``docs/decisions.md#task-choice``. For a run of executors of one component the chain is a
+lexicographic order of workers. It is kept in heaps, one for the supervisors and one inside each
+supervisor. A topology of a hundred thousand tasks on thousands of workers so takes a logarithmic
+step for each task, where a comparison of all workers would take thousands.
+
+These loops are measured (``benchmarks/assignment.py``); that is why they work on tuples.
 """
 
 import heapq
@@ -46,21 +47,22 @@ class FilledWorker:
         self.reasons: list[int] = []
         self.counts: dict[int, int] = {}
 
-    def put(self, position: int, component: int, why: int) -> None:
+    def put(self, position: int, component: int, reason: int) -> None:
         """Add an executor."""
         self.positions.append(position)
-        self.reasons.append(why)
+        self.reasons.append(reason)
         self.counts[component] = self.counts.get(component, 0) + 1
 
 
 def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
-    """(share, remainder): ``remainder`` workers get one more than the share; fuller ones are left
-    out.
+    """Return (share, remainder) for the executors of workers and of the queue.
+
+    ``remainder`` workers get one more than the share. Workers that are fuller do not count.
     """
-    level = sorted(sizes, reverse=True)
-    total = waiting + sum(level)
-    for skipped, size in enumerate(level):
-        share, remainder = divmod(total, len(level) - skipped)
+    descending = sorted(sizes, reverse=True)
+    total = waiting + sum(descending)
+    for skipped, size in enumerate(descending):
+        share, remainder = divmod(total, len(descending) - skipped)
         if size <= share:
             return share, remainder
         total -= size
@@ -69,13 +71,12 @@ def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class WorkerSelector:
-    """Selector of workers with room for the executors of one topology, by quota and by the chain of
-    selectors.
+    """Selector of workers for the executors of one topology.
 
-    The chain: fewest executors of the component, fewest executors, then - for user components -
-    most executors of components that it trades tuples with; each compared between workers first and
-    then between supervisors, counting this topology's workers of this event only. The first of
-    equals wins.
+    It chooses among workers with room, by quota and by the chain of selectors. The chain: fewest
+    executors of the component, fewest executors, then - for user components - most executors of
+    components that it trades tuples with; each compared between workers first and then between
+    supervisors, counting this topology's workers of this event only. The first of equals wins.
     """
 
     workers: Sequence[FilledWorker]
@@ -98,8 +99,9 @@ class WorkerSelector:
     def place(
         self, waiting: Iterable[int], component: Sequence[int], apart: Mapping[int, set[str]]
     ) -> None:
-        """Select workers for executors that must be apart, then the user's, then the system's; each
-        by task id.
+        """Select workers for executors, each group by task id.
+
+        The executors that must be apart come first, then the user's, then the system's.
         """
         users: list[int] = []
         systems: list[int] = []
@@ -108,8 +110,10 @@ class WorkerSelector:
             if kind in apart:
                 keys = heapq.nsmallest(2, self.apart_keys(kind, apart[kind]))
                 self._add(keys[0][-1], position, kind, _difference(keys[0], keys[1:]))
+            elif kind in self._system:
+                systems.append(position)
             else:
-                (systems if kind in self._system else users).append(position)
+                users.append(position)
         for part in (users, systems):
             for kind, run in groupby(part, key=component.__getitem__):
                 self._place_run(run, kind)
@@ -123,11 +127,10 @@ class WorkerSelector:
         ]
 
     def apart_keys(self, component: int, blocked: Collection[str]) -> list[Key]:
-        """Workers on supervisors that have none of the component; ``blocked`` are further ones that
-        have.
+        """Workers on supervisors that have none of the component.
 
-        Being apart outranks the quota: with no room left on such a supervisor, the best worker
-        there takes one more.
+        ``blocked`` are further supervisors that have one. Being apart outranks the quota: if no
+        worker there has room, the best of them takes one more.
         """
         free = [
             number
@@ -151,9 +154,9 @@ class WorkerSelector:
         )
 
     def _outer(self, node: str, inner: _Inner, component: int, near: int) -> Key:
-        same, total, minus_near, number = inner
+        of_component, total, minus_near, number = inner
         return (
-            same,
+            of_component,
             self._counts[node].get(component, 0),
             total,
             self._totals[node],
@@ -162,10 +165,10 @@ class WorkerSelector:
             number,
         )
 
-    def _add(self, number: int, position: int, component: int, why: int) -> bool:
-        """Add an executor; whether the last worker that may exceed the share has just done so."""
+    def _add(self, number: int, position: int, component: int, reason: int) -> bool:
+        """Add an executor; True if it takes the last place above the share."""
         worker = self.workers[number]
-        worker.put(position, component, why)
+        worker.put(position, component, reason)
         self._totals[worker.node] += 1
         around = self._counts[worker.node]
         around[component] = around.get(component, 0) + 1
@@ -175,7 +178,8 @@ class WorkerSelector:
         return self.remainder == 0
 
     def _key(self, number: int, component: int) -> Key:
-        related, node = self._trades_with(component), self.workers[number].node
+        related = self._trades_with(component)
+        node = self.workers[number].node
         return self._outer(
             node,
             self._inner(number, component, related),
@@ -195,30 +199,32 @@ class WorkerSelector:
             best = outer[0]
             number = best[-1]
             node = self.workers[number].node
-            mine = inner[node]
+            keys = inner[node]
             rivals: list[Key] = outer[1:3]
-            if len(mine) > 1:
-                rivals += [self._outer(node, key, component, near[node]) for key in mine[1:3]]
+            if len(keys) > 1:
+                rivals += [self._outer(node, key, component, near[node]) for key in keys[1:3]]
             if self._add(number, position, component, _difference(best, rivals)):
                 inner, outer, near = self._heaps(component, related)
                 continue
             near[node] += to_itself
             if self._open(number):
-                same, total, minus_near, _ = mine[0]
-                heapq.heapreplace(mine, (same + 1, total + 1, minus_near - to_itself, number))
+                of_component, total, minus_near, _ = keys[0]
+                key = (of_component + 1, total + 1, minus_near - to_itself, number)
+                heapq.heapreplace(keys, key)
             else:
-                heapq.heappop(mine)
-            if mine:
-                heapq.heapreplace(outer, self._outer(node, mine[0], component, near[node]))
+                heapq.heappop(keys)
+            if keys:
+                heapq.heapreplace(outer, self._outer(node, keys[0], component, near[node]))
             else:
                 heapq.heappop(outer)
 
     def _heaps(
         self, component: int, related: Sequence[int]
     ) -> tuple[dict[str, list[_Inner]], list[Key], dict[str, int]]:
-        """Heaps: the open workers of each supervisor, and the best worker of each supervisor; and
-        what each supervisor has of the related components, which only executors of a component that
-        reads itself change meanwhile.
+        """Return (open workers by supervisor, best worker of each, related counts).
+
+        The first two are heaps. The last is the number of executors of related components on each
+        supervisor. During the run it changes only for a component that reads itself.
         """
         inner: dict[str, list[_Inner]] = {}
         outer: list[Key] = []
@@ -237,7 +243,7 @@ class WorkerSelector:
 
 def _near(counts: Mapping[int, int], related: Iterable[int]) -> int:
     """Number of executors of the related components."""
-    return sum([counts.get(other, 0) for other in related])
+    return sum([counts.get(component, 0) for component in related])
 
 
 def _difference(best: Key, rivals: Sequence[Key]) -> int:
@@ -245,7 +251,7 @@ def _difference(best: Key, rivals: Sequence[Key]) -> int:
     if not rivals:
         return Reason.ONLY
     rival = min(rivals)
-    for step, why in enumerate(CHAIN):
+    for step, reason in enumerate(CHAIN):
         if best[step] != rival[step]:
-            return why
+            return reason
     return Reason.FIRST

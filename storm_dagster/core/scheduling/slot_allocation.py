@@ -27,8 +27,8 @@ _Load = tuple[int, int, str]
 class FreePorts:
     """Free ports by supervisor, and the least loaded supervisor.
 
-    A heap holds supervisors by (most free ports, fewest used, lowest id); stale entries are dropped
-    when they come up.
+    A heap holds supervisors by (most free ports, fewest used, lowest id). Stale entries are dropped
+    when they reach the top.
     """
 
     def __init__(
@@ -37,8 +37,10 @@ class FreePorts:
         slots: Iterable[tuple[Slot, int]],
         isolated: Collection[str] = (),
     ) -> None:
-        """``supervisors`` are (id, record), by ascending id; ``slots`` are (slot, number of
-        topologies that hold it), by ascending port: one that is held is free for nobody else.
+        """Read supervisors and slots.
+
+        ``supervisors`` are (id, record), by ascending id. ``slots`` are (slot, number of topologies
+        that hold it), by ascending port; a slot that a topology holds is not free for others.
         ``isolated`` are the hosts that topologies are isolated on.
         """
         self.info: dict[str, SupervisorInfo] = {}
@@ -67,22 +69,24 @@ class FreePorts:
         heapq.heapify(self._heap)
 
     def load(self, node: str) -> _Load:
-        """The order in which supervisors get workers: most free ports first."""
+        """Sort key of supervisors for new workers: most free ports first."""
         free = len(self.free[node])
         return (-free, self._ports[node] - free, node)
 
     def nodes_of(self, hosts: Iterable[str | None]) -> list[str]:
         """Supervisors on these hosts, by ascending id."""
-        return sorted(
-            {node for host in hosts if host is not None for node in self._nodes_of.get(host, ())}
-        )
+        nodes: set[str] = set()
+        for host in hosts:
+            if host is not None:
+                nodes.update(self._nodes_of.get(host, ()))
+        return sorted(nodes)
 
     def has(self, slot: Slot) -> bool:
-        """Whether the slot is free."""
+        """True if the slot is free."""
         return slot.port in self.free.get(slot.node, ())
 
     def may_keep(self, slot: Slot) -> bool:
-        """Whether the slot, held by one topology, exists and is nobody else's."""
+        """True if the slot exists and exactly one topology holds it."""
         return slot in self._reusable
 
     def take(self, slot: Slot) -> None:
@@ -101,22 +105,30 @@ class FreePorts:
             heapq.heappush(self._heap, self.load(node))
 
     def best(self, within: list[str] | None) -> tuple[str, Reason, str]:
-        """(supervisor for the next worker, what decided, against whom), while there is a free port.
+        """Return (supervisor for the next worker, reason, next best supervisor).
 
-        ``within`` restricts the choice; ``None`` means all open supervisors.
+        There must be a free port. ``within`` restricts the choice; ``None`` means all open
+        supervisors.
         """
-        first, second = self._two_of(within) if within is not None else self._top_two()
+        if within is None:
+            first, second = self._top_two()
+        else:
+            first, second = self._two_of(within)
         if second is None:
             return first[2], Reason.SLOT_ONLY, ""
         if first[0] != second[0]:
-            why = Reason.SLOT_MOST_FREE
+            reason = Reason.SLOT_MOST_FREE
+        elif first[1] != second[1]:
+            reason = Reason.SLOT_FEWEST_USED
         else:
-            why = Reason.SLOT_FEWEST_USED if first[1] != second[1] else Reason.SLOT_LOWEST_ID
-        return first[2], why, slot_rival(why, first, second)
+            reason = Reason.SLOT_LOWEST_ID
+        return first[2], reason, slot_rival(reason, first, second)
 
     def _two_of(self, nodes: list[str]) -> tuple[_Load, _Load | None]:
         loads = heapq.nsmallest(2, (self.load(node) for node in nodes if self.free[node]))
-        return loads[0], loads[1] if len(loads) > 1 else None
+        if len(loads) == 1:
+            return loads[0], None
+        return loads[0], loads[1]
 
     def _top_two(self) -> tuple[_Load, _Load | None]:
         first = self._pop()
@@ -128,8 +140,9 @@ class FreePorts:
         return first, second
 
     def _pop(self, other_than: str | None = None) -> _Load | None:
-        """Pop the next current entry with a free port; copies of an entry already popped are
-        dropped.
+        """Pop the next current entry with a free port.
+
+        Copies of an entry that has been popped already are dropped.
         """
         while self._heap:
             entry = heapq.heappop(self._heap)
@@ -139,7 +152,10 @@ class FreePorts:
 
 
 class PlacementRefused(Exception):
-    """The topology gets no slot; the text says why and what to do. Never leaves the planner."""
+    """Error for a topology that gets no slot, with reason and remedy.
+
+    It never leaves the planner.
+    """
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -148,7 +164,7 @@ class PlacementRefused(Exception):
 
 @dataclass
 class AllocatedSlot:
-    """A slot that a topology was given."""
+    """A slot that a topology gets."""
 
     node: str
     host: str
@@ -156,8 +172,9 @@ class AllocatedSlot:
     why: int
     """Number of the reason."""
     role: str = "empty"
-    """``empty``, ``requested``, ``reuse``, ``fuller`` (reused, with one executor more than the
-    share) or ``master``.
+    """``empty``, ``requested``, ``reuse``, ``fuller`` or ``master``.
+
+    ``fuller`` is a reused slot with one executor more than the share.
     """
     ref: int | None = None
     """Number of the requested or old worker."""
@@ -171,7 +188,7 @@ class AllocatedSlot:
 
 
 class SlotAllocation:
-    """Slots of one topology, in the order in which workers of equal merit are preferred."""
+    """Slots of one topology; of equal workers those in the first slots are preferred."""
 
     def __init__(self, about: TopologySummary, request: SlotRequest, ports: FreePorts) -> None:
         self.about = about
@@ -181,8 +198,9 @@ class SlotAllocation:
         self.freed: list[int] = []
         """Live workers whose slots are released."""
         self.within: list[str] | None = ports.nodes_of(about.isolation) or None
-        """Supervisors of its isolation hosts, if any is there; ``None``: all that no topology is
-        isolated on.
+        """Supervisors of its isolation hosts, if one is alive.
+
+        ``None``: all supervisors on hosts that no topology is isolated on.
         """
         self.reserve: int = max(0, about.reserve)
         self._released: set[Slot] = set()
@@ -203,49 +221,58 @@ class SlotAllocation:
         return sum(len(self.ports.free[node]) for node in self.within)
 
     def may_use(self, slot: Slot) -> bool:
-        """Whether the slot is free, and on a supervisor that it may use."""
+        """True if the slot is free, and on a supervisor that it may use."""
         return slot.port in self.ports_of(slot.node)
 
     def may_keep(self, slot: Slot) -> bool:
-        """Whether a slot that the topology holds is on a usable supervisor, which can release
-        it.
-        """
+        """True if a slot that the topology holds is on a supervisor that can release it."""
         return self.ports.may_keep(slot) and self._may_be_on(slot.node)
 
     def release_own(self, slot: Slot) -> None:
-        """Free a slot that the topology holds, for this topology only, if it is still offered."""
+        """Free a slot that the topology holds, for this topology only.
+
+        A slot that its supervisor no longer offers is ignored.
+        """
         if self.ports.may_keep(slot) and slot not in self._released:
             self._released.add(slot)
             self.ports.put(slot)
 
     def ports_of(self, node: str) -> list[int]:
-        """Free ports of a supervisor, ascending; none when the topology may not use it."""
+        """Free ports of a supervisor, ascending; none if the topology cannot use it."""
         return self.ports.free.get(node, []) if self._may_be_on(node) else []
 
     def _may_be_on(self, node: str) -> bool:
-        return node in (self.ports.open if self.within is None else self.within)
+        if self.within is None:
+            return node in self.ports.open
+        return node in self.within
 
     def savings(self, share: int) -> list[Saving]:
-        """Old slots that may be used again, with what that saves; ``share`` as in
-        :class:`Saving`.
+        """Old slots that can be reused, with the moves that this saves.
+
+        ``share`` is the one of :class:`Saving`.
         """
-        usable = (
-            worker for worker in self.request.reusable if worker.size and self.may_use(worker.slot)
-        )
+        reusable = self.request.reusable
+        usable = [worker for worker in reusable if worker.size and self.may_use(worker.slot)]
         return [Saving(worker, share) for worker in usable]
 
     def take(
-        self, slot: Slot, why: Reason, role: str = "empty", ref: int | None = None, text: str = ""
+        self,
+        slot: Slot,
+        reason: Reason,
+        role: str = "empty",
+        ref: int | None = None,
+        text: str = "",
     ) -> None:
         """Take a free slot."""
         self.ports.take(slot)
         self._taken.append(slot)
         host = self.ports.info[slot.node].host
-        self.slots.append(AllocatedSlot(slot.node, host, slot.port, int(why), role, ref, text))
+        self.slots.append(AllocatedSlot(slot.node, host, slot.port, int(reason), role, ref, text))
 
     def close(self, refused: bool) -> None:
-        """Leave to the next topology what is free for all; release everything when it was
-        refused.
+        """End the allocation: withdraw the slots that were free for this topology only.
+
+        A refused topology also returns the slots that it took.
         """
         for slot in self._released:
             if self.ports.has(slot):
@@ -259,12 +286,7 @@ class SlotAllocation:
         """The error for too few slots for ``count`` workers."""
         about = self.about
         usable = self.free - self.reserve + self.request.staying
-        tried = [workers for workers in (usable, usable - 1) if with_remedy and workers >= 1]
-        needed = {
-            workers: worker_count(workers, about.executors, about.single_master)[0]
-            for workers in tried
-        }
-        fits = next((workers for workers in tried if needed[workers] <= usable), None)
+        fits = self._fitting_workers(usable) if with_remedy else None
         free = [(node, len(self.ports.free[node])) for node in self.nodes]
         isolated = self.within is not None
         return PlacementRefused(
@@ -272,6 +294,17 @@ class SlotAllocation:
                 about.name, count, free, reserve=self.reserve, workers=fits, isolated=isolated
             )
         )
+
+    def _fitting_workers(self, usable: int) -> int | None:
+        """The largest ``topology.workers`` that needs at most ``usable`` slots."""
+        about = self.about
+        for workers in (usable, usable - 1):
+            if workers < 1:
+                continue
+            needed, _ = worker_count(workers, about.executors, about.single_master)
+            if needed <= usable:
+                return workers
+        return None
 
     def require_supervisor(self) -> None:
         """Refuse the topology when no supervisor is alive."""

@@ -30,8 +30,9 @@ from storm_dagster.model.strategies import STRATEGIES
 
 
 class Strategy(Protocol):
-    """Rules of one strategy, without state: which slots a topology gets, and which executors go
-    into them.
+    """Rules of one strategy, without state.
+
+    They choose the slots of a topology and the executors in each slot.
     """
 
     chain: tuple[Reason, ...] = ()
@@ -39,25 +40,27 @@ class Strategy(Protocol):
     empty without any.
     """
     grants_requests: bool = False
-    """Whether requested workers and a worker for the topology master alone are granted."""
+    """True if it grants requested workers and a worker for the topology master alone."""
     respreads: bool = False
-    """Whether a monitor event in which nothing is lost may change workers that live."""
+    """True if a monitor event without lost workers may change live workers."""
     spreads: bool = True
-    """Whether it spreads executors: sizes of workers differ by one at most, and
-    ``task.on.differ.node`` holds.
+    """True if it spreads executors.
+
+    Sizes of workers then differ by one at most, and ``task.on.differ.node`` holds.
     """
 
     def workers(self, about: TopologySummary) -> tuple[int, bool]:
-        """Number of workers that the topology wants, and whether its topology master is alone in
-        one.
-        """
+        """Number of workers, and True if one is the topology master's alone."""
         ...
 
     def allocate(self, allocation: SlotAllocation) -> None:
-        """Take the slots of one topology. Raises ``PlacementRefused`` when they do not suffice."""
+        """Take the slots of one topology.
+
+        Raises ``PlacementRefused`` if they do not suffice.
+        """
 
     def fill(self, assignment: TaskAssignment) -> None:
-        """Assign executors to the slots that the topology was given, and list the workers."""
+        """Assign executors to the allocated slots, and list the workers."""
 
     def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
         """Requests of the conf that are not followed, and why."""
@@ -66,8 +69,9 @@ class Strategy(Protocol):
 
 @cache
 def strategy_of(name: str) -> Strategy:
-    """The strategy with this ``topology.scheduler.strategy``; ``balanced`` for one that is not
-    registered.
+    """Return the strategy with this ``topology.scheduler.strategy``.
+
+    A name that is not registered gets ``balanced``.
     """
     module, _, attribute = STRATEGIES.get(name, STRATEGIES["balanced"]).partition(":")
     strategy: Strategy = getattr(importlib.import_module(module), attribute)()
@@ -75,7 +79,7 @@ def strategy_of(name: str) -> Strategy:
 
 
 def request_without_history(about: TopologySummary) -> SlotRequest:
-    """The slots of a topology without assignment and user-defined workers, from its summary."""
+    """Slot request of a topology without assignment and user-defined workers."""
     strategy = strategy_of(about.strategy)
     return slot_request_without_history(
         about,
@@ -106,19 +110,17 @@ class TopologyEvent:
         )
 
     def assign(self, allocated: Allocated) -> list[Row]:
-        """Rows of all its workers, those that stay as they are included; see
-        :class:`TaskAssignment`.
+        """Rows of all its workers, including those that stay unchanged.
 
-        When it was refused a single row without a node, its ``units`` those without a slot and its
-        ``text`` the refusal. Otherwise the ``text`` of the first row holds the warnings, if there
-        are any.
+        See :class:`TaskAssignment`. A refused topology has a single row without a node: its
+        ``units`` are the executors without a slot, its ``text`` is the refusal. Otherwise the
+        ``text`` of the first row holds the warnings, if there are any.
         """
+        if self._grants is None and self.history.is_empty:
+            # Without a history no worker is requested; the slots name the other grants.
+            self._grants = Grants()
         if self._grants is None:
-            # Without a history nothing is requested; all else that is granted the slots name.
-            none = self.history.is_empty
-            self._grants = (
-                Grants() if none else grant_requests(self.about, self.executors, self.history)
-            )
+            self._grants = grant_requests(self.about, self.executors, self.history)
         assignment = TaskAssignment(
             self.about, self.executors, self.history, self._grants, allocated
         )
@@ -128,13 +130,15 @@ class TopologyEvent:
         assignment.stay()
         if allocated.slots:
             self.strategy.fill(assignment)
-        if assignment.out and (warnings := self.strategy.warnings(self.about, self._grants)):
-            assignment.out[0]["text"] = json.dumps(warnings)
+        if assignment.out:
+            warnings = self.strategy.warnings(self.about, self._grants)
+            if warnings:
+                assignment.out[0]["text"] = json.dumps(warnings)
         return assignment.out
 
 
 def allocate(about: TopologySummary, request: SlotRequest, ports: FreePorts) -> Allocated:
-    """Slots of one topology, taken from the free ports, or the reason why it gets none."""
+    """Take the slots of one topology from the free ports, or return the refusal."""
     if request.unchanged:
         return Allocated()
     allocation = SlotAllocation(about, request, ports)

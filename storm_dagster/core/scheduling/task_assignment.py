@@ -14,7 +14,7 @@ from storm_dagster.model.placement_reasons import Reason, Refusal
 
 @dataclass
 class Allocated:
-    """What slot allocation gave to a topology."""
+    """Result of the slot allocation for one topology."""
 
     slots: list[AllocatedSlot] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
@@ -23,11 +23,11 @@ class Allocated:
 
 
 class TaskAssignment:
-    """Assignment of one topology's executors to workers; ``out`` are its rows, one for each worker.
+    """Assignment of one topology's executors to workers.
 
-    A row has the worker's slot, the first tasks of its executors (``units``) with the reason of
-    each, and its resources; ``number`` is its place among equals, ``against`` the next best
-    supervisor for its slot.
+    ``out`` are its rows, one for each worker. A row has the worker's slot, the first tasks of its
+    executors (``units``) with the reason of each, and its resources; ``number`` is its place among
+    equals, ``against`` the next best supervisor for its slot.
     """
 
     def __init__(
@@ -47,13 +47,16 @@ class TaskAssignment:
         self.out: list[Row] = []
 
     def fail(self, refusal: Refusal) -> None:
-        """List the executors that have no worker now; in a rebalance all others stay where they
-        are.
+        """List the executors that have no worker now.
+
+        In a rebalance those with a worker stay there.
         """
         without = self.history.needed
         if self.about.event == "rebalance":
-            held = {position for worker in self.history.old for position in worker.holds}
-            without = [position for position in without if position not in held]
+            placed: set[int] = set()
+            for worker in self.history.old:
+                placed.update(worker.holds)
+            without = [position for position in without if position not in placed]
         units = [self.executors.unit[position] for position in without]
         self.out.append({"node": None, "text": json.dumps(refusal._asdict()), "units": units})
 
@@ -62,11 +65,15 @@ class TaskAssignment:
         for number, worker in enumerate(self.history.old):
             if worker.state == LOST or number in self.freed or not worker.holds:
                 continue
-            kept = worker.state == KEPT
-            slot_why = Reason.SLOT_KEPT if kept else Reason.SLOT_UNSTOPPED
-            slot = AllocatedSlot(worker.node, worker.host, worker.port, int(slot_why))
-            task_why = int(Reason.KEPT if kept else Reason.UNSTOPPED)
-            self.add(slot, worker.holds, [task_why] * len(worker.holds), worker.memory, worker.cpu)
+            if worker.state == KEPT:
+                slot_reason = Reason.SLOT_KEPT
+                task_reason = Reason.KEPT
+            else:
+                slot_reason = Reason.SLOT_UNSTOPPED
+                task_reason = Reason.UNSTOPPED
+            slot = AllocatedSlot(worker.node, worker.host, worker.port, int(slot_reason))
+            reasons = [int(task_reason)] * len(worker.holds)
+            self.add(slot, worker.holds, reasons, worker.memory, worker.cpu)
 
     def add(
         self,
@@ -76,8 +83,9 @@ class TaskAssignment:
         memory: int = 0,
         cpu: int = 0,
     ) -> None:
-        """List a worker; without resources of its own it has the topology's. One without executors
-        is not listed.
+        """List a worker, unless it has no executors.
+
+        Resources of 0 are replaced by the topology's.
         """
         if positions:
             self.out.append(
@@ -105,13 +113,12 @@ class TaskAssignment:
         for index, slot in enumerate(self.slots):
             if slot.role not in ("reuse", "fuller") or slot.ref is None:
                 continue
-            waiting = set(unassigned) if waiting is None else waiting
+            if waiting is None:
+                waiting = set(unassigned)
             worker = self.history.old[slot.ref]
             holds = [position for position in worker.holds if position in waiting]
             limit = share + (slot.role == "fuller")
             reused[index] = Reused(slot.slot, holds, worker.weights(holds, self.executors), limit)
-        return (
-            keep_executors(reused, self.executors.component, apart, self.about.system)
-            if reused
-            else {}
-        )
+        if not reused:
+            return {}
+        return keep_executors(reused, self.executors.component, apart, self.about.system)

@@ -1,5 +1,4 @@
-"""Plain values of a topology that the placement rules read: its conf, its components and its
-executors.
+"""Conf, components and executors of a topology, as placement rules read them.
 
 The rules know components by number and executors by position. Spark's Python workers import these
 modules: at import they need the standard library and constants of ``model`` only.
@@ -10,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 
@@ -55,28 +53,13 @@ class TopologySummary(NamedTuple):
 
     @property
     def system(self) -> frozenset[int]:
-        """Components that are placed last, and never by what they trade tuples with."""
+        """Components that are placed last, and never by the components they trade with."""
         return frozenset((self.acker, self.master))
 
     @property
     def keeps(self) -> bool:
-        """Whether the event is a rebalance that moves the fewest tasks."""
+        """True if the event is a rebalance that moves the fewest tasks."""
         return self.event == "rebalance" and not self.reassign
-
-
-_SAME = {
-    "name",
-    "strategy",
-    "event",
-    "reassign",
-    "use_old",
-    "workers",
-    "single_master",
-    "isolation",
-    "reserve",
-    "cpu",
-}
-"""Fields that a summary has from the topology as they are."""
 
 
 class Executors:
@@ -98,26 +81,31 @@ class Executors:
 
     def tasks(self) -> Sequence[Sequence[int]]:
         """The tasks of each executor."""
-        return [(unit,) for unit in self.unit] if self.groups is None else self.groups
+        if self.groups is None:
+            return [(unit,) for unit in self.unit]
+        return self.groups
 
 
 def service_order(topologies: Sequence[TopologyToPlace]) -> list[TopologyToPlace]:
-    """The topologies as they are served: by priority, lower first, then by name."""
+    """Sort the topologies by priority, lower first, then by name."""
     return sorted(topologies, key=lambda topology: (topology.priority, topology.name))
 
 
 def executors_of(topology: TopologyToPlace, codes: Codes) -> Executors:
-    """The topology's executors; a task in no group is one of its own. Numbers new components in
-    ``codes``.
+    """Return the topology's executors; a task in no group is an executor.
+
+    Numbers new components in ``codes``.
     """
     several = several_tasks(topology)
-    unit = sorted(
-        topology.tasks.keys() - {task for tasks in several.values() for task in tasks[1:]}
-    )
+    first_tasks = set(topology.tasks)
+    for tasks in several.values():
+        first_tasks.difference_update(tasks[1:])
+    unit = sorted(first_tasks)
     component = [codes.setdefault(topology.tasks[task], len(codes)) for task in unit]
-    return Executors(
-        unit, component, [several.get(task, (task,)) for task in unit] if several else None
-    )
+    groups: list[Sequence[int]] | None = None
+    if several:
+        groups = [several.get(task, (task,)) for task in unit]
+    return Executors(unit, component, groups)
 
 
 def several_tasks(topology: TopologyToPlace) -> dict[int, tuple[int, ...]]:
@@ -127,27 +115,34 @@ def several_tasks(topology: TopologyToPlace) -> dict[int, tuple[int, ...]]:
 
 
 def summary_of(topology: TopologyToPlace, codes: Codes, counts: Sequence[int]) -> TopologySummary:
-    """``codes`` are all components of the event, ``counts`` the number of executors of each."""
-    readers = multimap(
-        (source, reader) for reader, sources in topology.inputs.items() for source in sources
-    )
-    related = [
-        sorted(
-            {
-                codes[other]
-                for other in topology.inputs.get(name) or readers.get(name, ())
-                if other in codes
-            }
-        )
-        for name in codes
-    ]
+    """Return the summary of a topology for one event.
+
+    ``codes`` are all components of the event, ``counts`` the number of executors of each.
+    """
+    readers: dict[str, list[str]] = {}
+    for reader, sources in topology.inputs.items():
+        for source in sources:
+            readers.setdefault(source, []).append(reader)
+    related: list[list[int]] = []
+    for name in codes:
+        partners = topology.inputs.get(name) or readers.get(name, ())
+        related.append(sorted({codes[partner] for partner in partners if partner in codes}))
     differ = sorted(name for name in set(topology.differ_node) if name in codes)
     return TopologySummary(
-        **topology.model_dump(include=_SAME),
+        name=topology.name,
+        strategy=topology.strategy,
+        event=topology.event,
+        reassign=topology.reassign,
+        use_old=topology.use_old,
         user_workers=bool(topology.user_workers),
+        workers=topology.workers,
         executors=sum(topology.parallelism.values()),
+        single_master=topology.single_master,
+        isolation=topology.isolation,
+        reserve=topology.reserve,
         memory=topology.memory_bytes,
         master_memory=topology.master_memory_bytes,
+        cpu=topology.cpu,
         acker=codes.get(ACKER, -2),
         master=codes.get(TOPOLOGY_MASTER, -2),
         related=related,
@@ -160,12 +155,16 @@ def summary_of(topology: TopologyToPlace, codes: Codes, counts: Sequence[int]) -
 def worker_count(
     workers: int | None, executors: int, single_master: bool | None
 ) -> tuple[int, bool]:
-    """Number of workers of a topology, and whether its topology master has one of them for itself.
+    """Return the number of workers, and True if one is the topology master's alone.
 
     ``executors`` is the parallelism of all components but the topology master. As in JStorm, the
-    smaller of the two, and one more for the master when it is to be alone, or when the conf does
-    not say and there are at least ten.
+    number is the smaller of ``workers`` and ``executors``. It is one more if the master is to be
+    alone. If the conf does not say, the master is alone from ten workers on.
     """
     count = executors if workers is None else min(workers, executors)
-    alone = single_master if single_master is not None else count >= MASTER_ALONE_FROM
-    return max(1, count + 1 if alone else count), alone
+    master_alone = single_master
+    if master_alone is None:
+        master_alone = count >= MASTER_ALONE_FROM
+    if master_alone:
+        count += 1
+    return max(1, count), master_alone

@@ -1,5 +1,6 @@
-"""Values of the slot state machine: the slot, its events, its instructions, and the work that
-assignments want of it.
+"""Values of the slot state machine.
+
+They are the slot, its events, its instructions, and the work that assignments want of it.
 """
 
 from collections.abc import Mapping
@@ -22,16 +23,19 @@ SlotState = Literal[
 
 
 class Work(NamedTuple):
-    """Topology and code that a slot runs; the worker reads its tasks from its assignment."""
+    """Topology and code that a slot runs.
+
+    The worker reads its tasks from its assignment.
+    """
 
     topology_id: str
     code_dir: str
     restarts: int = 0
-    """Of the assignment: a process that was started for fewer is replaced."""
+    """Restarts of the assignment: a process that was started for fewer is replaced."""
 
 
 class Worker(NamedTuple):
-    """Process of a slot: the id of its working folder, and the work that it was started for."""
+    """Process of a slot: id of its working folder, and the work it was started for."""
 
     id: str
     work: Work
@@ -54,8 +58,9 @@ class SlotLimits:
     fetch_again_after: float = 3.0
     """After a fetch that failed and may succeed."""
     stopped_delay: float = 1.0
-    """After an exit that the supervisor did not order and that is no crash: time for its cause to
-    be recorded.
+    """After an exit that the supervisor did not order and that is not a crash.
+
+    It is the time for the cause to be recorded.
     """
 
 
@@ -74,12 +79,13 @@ class _OfCode:
 
 @dataclass(frozen=True)
 class Assigned:
-    """Desired work of the slot; ``None``: nothing."""
+    """Desired work of the slot; ``None``: no work."""
 
     work: Work | None
     lazy: bool = False
-    """A process of the same topology that runs other code may go on: the wanted code is for its
-    next start.
+    """A process of the same topology may continue with other code.
+
+    The wanted code is for its next start.
     """
 
 
@@ -97,7 +103,7 @@ class CodeFailed(_OfCode):
 
 @dataclass(frozen=True)
 class Launched:
-    """A process was started (or, when the supervisor itself starts, found: ``beating``)."""
+    """A process was started, or found at the supervisor's start (``beating``)."""
 
     worker: Worker
     beating: bool = False
@@ -105,7 +111,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class LaunchFailed:
-    """A ``Launch`` failed. ``code_missing``: because its code is not on the disk any more."""
+    """A ``Launch`` failed. ``code_missing``: its code is no longer on the disk."""
 
     reason: str
     code_missing: bool = False
@@ -117,8 +123,9 @@ class Beat(_OfWorker):
 
 @dataclass(frozen=True)
 class Exited(_OfWorker):
-    """The process is dead. ``status``: exit code, minus the signal's number, ``None`` when not
-    known.
+    """The process is dead.
+
+    ``status`` is its exit code, or minus the signal's number, or ``None`` if unknown.
     """
 
     status: int | None
@@ -156,7 +163,7 @@ class Kill(_OfWorker):
 
 
 class Clean(_OfWorker):
-    """The process is dead: end what it left running, remove its folder."""
+    """The process is dead: end its children, remove its folder."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +179,7 @@ Instruction: TypeAlias = "Fetch | Launch | Terminate | Kill | Clean | Report"
 
 @dataclass(frozen=True)
 class SupervisedSlot:
-    """One slot of a supervisor: what is wanted, what runs, and since when."""
+    """One slot of a supervisor: its desired work and its process."""
 
     port: int
     state: SlotState = "empty"
@@ -180,50 +187,53 @@ class SupervisedSlot:
     lazy: bool = False
     """The wanted work need not replace a process of the same topology that runs other code."""
     worker: Worker | None = None
-    """The process that lives here, as far as is known."""
+    """The last known process of the slot."""
     launching: bool = False
-    """A ``Launch`` was given and not answered yet."""
+    """A ``Launch`` has no result yet."""
     fetching: str | None = None
-    """Code whose ``Fetch`` was not answered yet."""
+    """Code whose ``Fetch`` has no result yet."""
     ready: str | None = None
     """Code that is known to be on this disk."""
     since: float = 0.0
-    """When this state was entered, or the process of this state was started."""
+    """Time at which this state was entered, or the process of this state was started."""
     beat_at: float = 0.0
-    """When the worker's heartbeat last advanced."""
+    """Time at which the worker's heartbeat last advanced."""
     running_since: float | None = None
-    """When this process first beat."""
+    """Time of the first beat of this process."""
     not_before: float = 0.0
-    """No launch and no fetch before this moment."""
+    """No launch and no fetch before this time."""
     killed_at: float | None = None
-    """When KILL was last sent."""
+    """Time at which KILL was last sent."""
     crashes: int = 0
     """Crashes in a row, none of them after a stable minute."""
     counted: Work | None = None
-    """The work that ``crashes`` were counted for by an earlier supervisor process, until something
-    is wanted.
+    """The work that an earlier supervisor process counted ``crashes`` for.
+
+    It is set until the first work is wanted.
     """
     ran: Work | None = None
-    """The work of the last process that was seen to run here, while the same topology is wanted."""
+    """The work of the last process that ran here, while the same topology is wanted."""
     reason: str = ""
     """Reason, in words, why the wanted work does not run."""
 
 
-# -- what assignments want -------------------------------------------------------------------------
+# -- desired slots ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DesiredSlots:
-    """Desired work of each slot, and the slots that are assigned to several topologies."""
+    """Desired work of each slot, and the slots assigned to several topologies."""
 
     work: Mapping[int, Work]
     contested: Mapping[int, tuple[str, ...]]
-    """Port -> topology ids, ascending. Such a slot keeps what runs in it; nothing new is started
-    there.
+    """Port -> topology ids, ascending.
+
+    Such a slot keeps its process; no process is started there.
     """
     lazy: frozenset[int] = frozenset()
-    """Ports whose process may go on with other code of the same topology: the work is for its next
-    start.
+    """Ports whose process may continue with other code of the same topology.
+
+    The work is for its next start.
     """
     workers: Mapping[tuple[str, int], WorkerSlot] = field(default_factory=dict)
     """(Topology id, port) -> the worker as its assignment places it."""
@@ -234,31 +244,33 @@ def desired_slots(
     supervisor_id: str,
     upgrades: Mapping[str, UpgradeState] | None = None,
 ) -> DesiredSlots:
-    """Desired slots of ``supervisor_id`` by ``assignments``; both maps are by topology id."""
+    """Return the desired slots of ``supervisor_id``; both maps are by topology id."""
     desired: dict[int, set[Work]] = {}
     lazy: set[int] = set()
     workers: dict[tuple[str, int], WorkerSlot] = {}
     for topology_id, assignment in assignments.items():
         upgrade = (upgrades or {}).get(topology_id)
         for worker in assignment.workers:
-            if worker.node == supervisor_id:
-                code_dir, hurry = code_for(worker, assignment, upgrade)
-                desired.setdefault(worker.port, set()).add(
-                    Work(topology_id, code_dir, assignment.restarts)
-                )
-                workers[topology_id, worker.port] = worker
-                if not hurry:
-                    lazy.add(worker.port)
-    work = {port: next(iter(works)) for port, works in desired.items() if len(works) == 1}
+            if worker.node != supervisor_id:
+                continue
+            code_dir, must_replace = code_for(worker, assignment, upgrade)
+            work = Work(topology_id, code_dir, assignment.restarts)
+            desired.setdefault(worker.port, set()).add(work)
+            workers[topology_id, worker.port] = worker
+            if not must_replace:
+                lazy.add(worker.port)
+    work_of: dict[int, Work] = {}
+    contested: dict[int, tuple[str, ...]] = {}
+    for port, works in desired.items():
+        if len(works) == 1:
+            work_of[port] = works.pop()
+        else:
+            contested[port] = tuple(sorted(work.topology_id for work in works))
     return DesiredSlots(
-        work=work,
-        lazy=frozenset(lazy & work.keys()),
+        work=work_of,
+        contested=contested,
+        lazy=frozenset(lazy & work_of.keys()),
         workers=workers,
-        contested={
-            port: tuple(sorted(work.topology_id for work in works))
-            for port, works in desired.items()
-            if len(works) > 1
-        },
     )
 
 
@@ -266,8 +278,10 @@ def check_ports(ports: tuple[int, ...]) -> str | None:
     """Reason why a supervisor cannot offer these slots, or ``None``."""
     if not ports:
         return "supervisor.slots.ports is empty: name at least one port"
-    if wrong := [port for port in ports if not 1 <= port <= 65535]:
-        return f"supervisor.slots.ports holds {wrong[0]}: ports are 1 to 65535"
-    if twice := sorted({port for port in ports if ports.count(port) > 1}):
-        return f"supervisor.slots.ports names {twice[0]} twice: name each port once"
+    for port in ports:
+        if not 1 <= port <= 65535:
+            return f"supervisor.slots.ports holds {port}: ports are 1 to 65535"
+    for port in sorted(ports):
+        if ports.count(port) > 1:
+            return f"supervisor.slots.ports names {port} twice: name each port once"
     return None

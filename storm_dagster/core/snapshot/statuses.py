@@ -19,7 +19,7 @@ class TaskStatuses:
 
     While its worker has no node in ZooKeeper, a task is ``starting`` if its supervisor lives and
     either restarts the worker or had less than ``launch_secs`` since the placement; else it is
-    ``dead``. The statuses are for display; healing has a clock of its own.
+    ``dead``. The statuses are for display; healing has its own clock.
     """
 
     def __init__(

@@ -178,8 +178,11 @@ class ExecutorSnapshot:
     @cached_property
     def windows(self) -> Mapping[str, WindowStats]:
         """Window -> statistics of its tasks."""
-        parts = [task.windows for task in self.tasks if task.reported]
-        return {name: merge(part[name] for part in parts) for name in WINDOWS}
+        reported = [task for task in self.tasks if task.reported]
+        windows: dict[str, WindowStats] = {}
+        for name in WINDOWS:
+            windows[name] = merge(task.windows[name] for task in reported)
+        return windows
 
     @cached_property
     def capacity(self) -> float:

@@ -70,7 +70,7 @@ _FLOW = tuple(Flow.__dataclass_fields__)
 
 @dataclass(frozen=True)
 class ComponentSnapshot:
-    """One component with its tasks; its statistics are the sums of theirs."""
+    """One component; its statistics are the sums of those of its tasks."""
 
     id: str
     kind: Kind
@@ -120,9 +120,10 @@ class ComponentSnapshot:
     @cached_property
     def windows(self) -> Mapping[str, WindowStats]:
         """Window -> statistics of all executors."""
-        return {
-            name: merge(executor.windows[name] for executor in self.executors) for name in WINDOWS
-        }
+        windows: dict[str, WindowStats] = {}
+        for name in WINDOWS:
+            windows[name] = merge(executor.windows[name] for executor in self.executors)
+        return windows
 
     @property
     def recent(self) -> WindowStats:

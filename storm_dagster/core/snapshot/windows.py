@@ -260,11 +260,13 @@ def _share(total: int, weights: Counts) -> dict[str, int]:
 
     The sum is exact: the last key has the rest.
     """
-    whole = sum(weights.values())
+    total_weight = sum(weights.values())
     if not total or not weights:
         return {}
     *keys, last = sorted(weights)
-    shares = {key: total * weights[key] // whole if whole else 0 for key in keys}
+    shares: dict[str, int] = {}
+    for key in keys:
+        shares[key] = total * weights[key] // total_weight if total_weight else 0
     shares[last] = total - sum(shares.values())
     return {key: number for key, number in shares.items() if number}
 

@@ -83,11 +83,9 @@ def workers_of(
     """The workers of a topology in order of host and port."""
     table = topology.tasks or TaskTable(components={})
     component_of = table.component_of()
-    first_tasks = {
-        group[0]
-        for groups in executors_of(table, topology.base.executors).values()
-        for group in groups
-    }
+    first_tasks: set[int] = set()
+    for groups in executors_of(table, topology.base.executors).values():
+        first_tasks.update(group[0] for group in groups)
     starts = topology.assignment.start_secs() if topology.assignment is not None else {}
     entries: Mapping[str, Any] = (report or {}).get("workers") or {}
     workers: list[WorkerSnapshot] = []

@@ -1,1 +1,4 @@
-"""Submission of a topology: normalize, validate, add the system's components, number tasks."""
+"""Submission of a topology.
+
+It is normalized and validated, gets the system's components, and its tasks are numbered.
+"""

@@ -1,6 +1,6 @@
-"""Validation of a topology, before anything of it is stored.
+"""Validation of a topology, before a part of it is stored.
 
-Every message names the component, the reason and the remedy, with the closest existing name where a
+Every message names the component, the reason and the remedy, with the closest existing name if a
 name is wrong.
 """
 
@@ -37,8 +37,10 @@ from storm_dagster.model.topology import (
 )
 
 MAX_SUBMITTED_KEYS_BYTES = 30 * 1024
-"""Room for the names of submitted conf keys in a topology's record. The release before accepts
-64 KiB of fields that it does not know, and two versions of the code may be there.
+"""Room for the names of submitted conf keys in a topology's record.
+
+The previous release accepts 64 KiB of unknown fields, and the record may hold the keys of two
+versions of the code.
 """
 _IDENTIFIER = r"[^\W\d]\w*"
 _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
@@ -47,8 +49,9 @@ _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDE
 def check_confs(
     document: Any, spec: TopologySpec, source: str, unknown: Literal["error", "warn"]
 ) -> tuple[dict[str, Any], TopologySpec, list[str]]:
-    """Conf and topology with every conf in them checked, and warnings; :class:`InvalidTopology` for
-    a wrong one.
+    """Check every conf of a submission; return (conf, topology, warnings).
+
+    Raises :class:`InvalidTopology` for a wrong conf.
     """
     conf, warnings = validate_conf(document, source=source, unknown=unknown, submitted=True)
     topology_conf, topology_warnings = validate_conf(
@@ -56,16 +59,20 @@ def check_confs(
     )
     warnings.extend(topology_warnings)
     for component_id, kind, part in spec.components():
-        source = f"conf of {kind} {component_id!r}"
-        warnings.extend(validate_conf(part.conf, source=source, unknown=unknown, submitted=True)[1])
+        part_source = f"conf of {kind} {component_id!r}"
+        _, part_warnings = validate_conf(
+            part.conf, source=part_source, unknown=unknown, submitted=True
+        )
+        warnings.extend(part_warnings)
     return conf, spec.model_copy(update={"conf": topology_conf}), warnings
 
 
 def normalize_submission(
     cluster: Conf, submitted: Conf, spec: TopologySpec, topology_id: str = ""
 ) -> tuple[dict[str, Any], TopologySpec]:
-    """Conf and topology as they are stored, checked in full; :class:`InvalidTopology` for what
-    cannot run.
+    """Return conf and topology in their stored form, after all checks.
+
+    Raises :class:`InvalidTopology` for a topology that cannot run.
     """
     conf = normalize_conf(cluster, submitted, spec, topology_id)
     total = total_conf(cluster, conf)
@@ -73,7 +80,7 @@ def normalize_submission(
     validate_topology(normal, total)
     _check_limits(cluster, normal, total)
     _check_submitted_keys(submitted)
-    # Refused here when no node could hold the table.
+    # Raises if the table is too large for a node of ZooKeeper.
     encode_record(number_tasks(with_system_components(normal, total), total))
     return conf, normal
 
@@ -82,15 +89,16 @@ def _check_submitted_keys(submitted: Conf) -> None:
     size = len(json.dumps(submitted_keys(submitted)))
     if size > MAX_SUBMITTED_KEYS_BYTES:
         raise InvalidTopology(
-            f"the names of the {len(submitted)} submitted conf keys take {size} bytes, a topology's record has room for "
-            f"{MAX_SUBMITTED_KEYS_BYTES}: use fewer keys, such as one map"
+            f"the names of the {len(submitted)} submitted conf keys take {size} bytes, a topology's "
+            f"record has room for {MAX_SUBMITTED_KEYS_BYTES}: use fewer keys, such as one map"
         )
 
 
 def validate_topology(spec: TopologySpec, conf: Conf) -> None:
-    """Raise :class:`InvalidTopology` for the first rule that the normalized topology breaks.
+    """Check the rules of a normalized topology.
 
-    ``conf`` is the total conf. The topology is the user's: without system components.
+    Raises :class:`InvalidTopology` for the first rule that it breaks. ``conf`` is the total conf.
+    The topology is the user's, without system components.
     """
     check_topology_name(spec.name)
     if conf.get("topology.workers") is None:
@@ -102,10 +110,12 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
         user_workers(conf.get("use.userdefine.assignment"))
     except InvalidRequest as error:
         raise InvalidTopology(error.message) from None
-    if both := [component_id for component_id in spec.bolts if component_id in spec.spouts]:
-        raise InvalidTopology(
-            f"component id {both[0]!r} names a spout and a bolt: component ids are unique, rename one"
-        )
+    for component_id in spec.bolts:
+        if component_id in spec.spouts:
+            raise InvalidTopology(
+                f"component id {component_id!r} names a spout and a bolt: component ids are "
+                "unique, rename one"
+            )
     if not spec.spouts:
         raise InvalidTopology(
             f"topology {spec.name!r} has no spout, so that no tuple ever enters it: add one"
@@ -113,44 +123,57 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
     for component_id, kind, part in spec.components():
         check_component_id(component_id)
         _check_component(component_id, kind, part)
-        if any(
-            key.startswith("topology.bolts.") and value is not None
-            for key, value in part.conf.items()
-        ):
+        if _has_windows(part):
             component_conf = merge_conf({"total": conf, "component": part.conf})
             window_shape(component_conf, f"{kind} {component_id!r}")
     for component_id, part in spec.bolts.items():
         streams = check_inputs(spec, component_id)
-        for given in part.inputs:
-            _check_grouping(component_id, given, streams[given.component, given.stream])
+        for source in part.inputs:
+            _check_grouping(component_id, source, streams[source.component, source.stream])
+
+
+def _has_windows(part: ComponentSpec) -> bool:
+    """True if the component's conf has a window key."""
+    for key, value in part.conf.items():
+        if key.startswith("topology.bolts.") and value is not None:
+            return True
+    return False
 
 
 def _check_limits(cluster: Conf, spec: TopologySpec, conf: Conf) -> None:
-    """The cluster's limits for one topology; its system components do not count."""
+    """Check the cluster's limits for one topology, without system components."""
     executors = sum(part.parallelism for _, _, part in spec.components())
-    for what, number in (("executors", executors), ("slots", int(conf["topology.workers"]))):
-        most = cluster.get(key := f"nimbus.{what}.perTopology")
-        if most is not None and number > most:
+    for unit, number in (("executors", executors), ("slots", int(conf["topology.workers"]))):
+        key = f"nimbus.{unit}.perTopology"
+        limit = cluster.get(key)
+        if limit is not None and number > limit:
             raise InvalidTopology(
-                f"topology {spec.name!r} asks for {number} {what}, {key} allows {most}: ask for fewer"
+                f"topology {spec.name!r} asks for {number} {unit}, {key} allows {limit}: "
+                "ask for fewer"
             )
 
 
-def _check_values(conf: Conf, keys: Iterable[str], before: str = "") -> None:
+def _check_values(conf: Conf, keys: Iterable[str], owner: str = "") -> None:
+    """Check the values of these keys; errors begin with ``owner``."""
     for key in keys:
         value = conf.get(key)
-        if value is not None and (wrong := check_value(key, value)):
-            raise InvalidTopology(f"{before}{wrong}")
+        if value is None:
+            continue
+        problem = check_value(key, value)
+        if problem:
+            raise InvalidTopology(f"{owner}{problem}")
 
 
 def _check_component(component_id: str, kind: str, part: ComponentSpec) -> None:
     if kind == "spout" and part.inputs:
         raise InvalidTopology(
-            f"spout {component_id!r} has inputs (from {part.inputs[0].component!r}): spouts only emit, make it a bolt"
+            f"spout {component_id!r} has inputs (from {part.inputs[0].component!r}): spouts only "
+            "emit, make it a bolt"
         )
     if part.parallelism < 1:
         raise InvalidTopology(
-            f"{kind} {component_id!r} has parallelism {part.parallelism}: give at least 1, or remove the {kind}"
+            f"{kind} {component_id!r} has parallelism {part.parallelism}: give at least 1, or "
+            f"remove the {kind}"
         )
     keys = ("topology.tasks", "topology.max.task.parallelism", "task.on.differ.node")
     _check_values(part.conf, keys, f"{kind} {component_id!r}: ")
@@ -162,33 +185,39 @@ def _check_component(component_id: str, kind: str, part: ComponentSpec) -> None:
         )
     for stream_id, stream in part.outputs.items():
         check_stream_id(stream_id)
-        if repeated := sorted({name for name in stream.fields if stream.fields.count(name) > 1}):
-            raise InvalidTopology(
-                f"{kind} {component_id!r} declares field {repeated[0]!r} twice in stream {stream_id!r}: rename one"
-            )
+        for name in sorted(stream.fields):
+            if stream.fields.count(name) > 1:
+                raise InvalidTopology(
+                    f"{kind} {component_id!r} declares field {name!r} twice in stream "
+                    f"{stream_id!r}: rename one"
+                )
 
 
 def check_code_name(name: str, owner: str) -> None:
-    """``name`` is ``"module:QualName"`` that any process can import, else
-    :class:`InvalidTopology`.
+    """Require that ``name`` is ``"module:QualName"`` that any process can import.
+
+    Raises :class:`InvalidTopology`.
     """
     if not _CODE_NAME.fullmatch(check_importable(name, owner)):
         raise InvalidTopology(f"{owner} runs {name!r}, which is not of the form 'module:name'")
 
 
-def _check_grouping(component_id: str, given: InputSpec, stream: StreamSpec) -> None:
-    grouping = given.grouping
-    where = f"bolt {component_id!r}: {grouping.type} grouping on stream {given.stream!r} of {given.component!r}"
+def _check_grouping(component_id: str, source: InputSpec, stream: StreamSpec) -> None:
+    grouping = source.grouping
+    place = (
+        f"bolt {component_id!r}: {grouping.type} grouping on stream {source.stream!r} of "
+        f"{source.component!r}"
+    )
     needs = GROUPINGS[grouping.type].needs
     if needs == "fields" and not grouping.fields:
         raise InvalidTopology(
-            f"{where} names no field: name at least one, or use the global grouping"
+            f"{place} names no field: name at least one, or use the global grouping"
         )
     if needs == "direct" and not stream.direct:
         raise InvalidTopology(
-            f"{where}, which is not a direct stream: declare it direct, or group otherwise"
+            f"{place}, which is not a direct stream: declare it direct, or group otherwise"
         )
     if needs == "object":
         if not grouping.object:
-            raise InvalidTopology(f"{where} names no function: give 'module:function'")
-        check_code_name(grouping.object, where)
+            raise InvalidTopology(f"{place} names no function: give 'module:function'")
+        check_code_name(grouping.object, place)

@@ -1,9 +1,9 @@
-"""State machine of a gray upgrade: batches, moves of single workers, and the transitions of the
-whole upgrade.
+"""State machine of a gray upgrade.
 
-The supervisor of the topology master picks (:func:`pick`), each one moves its own workers
-(:func:`next_move`), the leader and the sensor end the upgrade (:func:`due`, :func:`transition`).
-Every worker is on one version at any instant: :func:`code_for` says on which.
+It has batches, moves of single workers, and the transitions of the whole upgrade. The supervisor of
+the topology master picks (:func:`pick`), each supervisor moves its own workers (:func:`next_move`),
+the leader and the sensor end the upgrade (:func:`due`, :func:`transition`). Every worker is on one
+version at any instant: :func:`code_for` returns it.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -24,7 +24,7 @@ from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import UpgradeState
 
 FIRST_MINUTE_SECS = 60.0
-"""An upgraded worker that ends so soon after its upgraded start rolls the upgrade back."""
+"""An upgraded worker that ends within this time of its start rolls the upgrade back."""
 _REQUESTED = "it was asked for"
 
 
@@ -38,44 +38,41 @@ class Pick:
 
 
 def pick(snapshot: UpgradeSnapshot) -> Pick | None:
-    """The next batch; ``None`` unless one was asked for and none is under way.
+    """Pick the next batch; ``None`` unless one is requested and none is under way.
 
-    Afterwards nothing goes on by itself: ``continue`` is off, the list of workers is cleared, and
-    so is a component of which every worker was taken. A batch may be empty, when what was asked for
-    has gone meanwhile.
+    After it the upgrade pauses: ``continue`` is off, the list of workers is cleared, and so is a
+    component of which every worker was taken. A batch may be empty, if the requested workers no
+    longer exist.
     """
     record = snapshot.state.record
     if record is None or snapshot.phase != "requested":
         return None
-    left = [
-        each.address
-        for each in selected(record, snapshot)
-        if snapshot.workers[each.address] == "former"
-    ]
-    whole = bool(record.workers) or (record.component is not None and not record.number)
-    chosen = left if whole else left[: record.number]
-    used_up = not record.workers and len(chosen) == len(left)
-    component = None if used_up else record.component
-    return Pick(
-        tuple(chosen),
-        record.model_copy(update={"continue_": False, "workers": (), "component": component}),
-    )
+    addresses = [worker.address for worker in selected(record, snapshot)]
+    former = [address for address in addresses if snapshot.workers[address] == "former"]
+    takes_all = bool(record.workers) or (record.component is not None and not record.number)
+    chosen = former if takes_all else former[: record.number]
+    component = record.component
+    if not record.workers and len(chosen) == len(former):
+        component = None
+    changes = {"continue_": False, "workers": (), "component": component}
+    return Pick(tuple(chosen), record.model_copy(update=changes))
 
 
 def code_for(
     worker: WorkerSlot, assignment: Assignment, state: UpgradeState | None
 ) -> tuple[str, bool]:
-    """The code that the worker's next process runs, and whether a process that runs other code must
-    go for it.
+    """Return the code of the worker's next process, and True if it is urgent.
 
-    A worker that an upgrade did not take keeps its process: when the upgrade ends, its next start
-    brings the topology's code at that time. So ``complete_upgrade`` serves those who want only some
-    workers upgraded.
+    It then replaces a process that runs other code. A worker that an upgrade did not take keeps its
+    process: after the end of the upgrade, its next start uses the topology's code at that time. So
+    ``complete_upgrade`` also serves users who want only some workers upgraded.
     """
     phase = "former" if state is None else worker_phase(worker.address, state)
     if phase == "former" or state is None or state.record is None:
         return assignment.code_dir, assignment.type == "UpdateTopology"
-    return (assignment.code_dir if phase == "rolling back" else state.record.code_dir), True
+    if phase == "rolling back":
+        return assignment.code_dir, True
+    return state.record.code_dir, True
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ class Move:
     worker: str
     """``host:port``."""
     kind: Literal["upgraded", "back", "failed"]
-    """It runs the new code; it runs the former code again; it ended too soon or did not come up."""
+    """It runs the new code; it is back on the former code; it ended too soon or did not start."""
     record: GrayWorker = field(default_factory=GrayWorker)
 
 
@@ -112,19 +109,17 @@ def next_move(
     boot_now: float,
     launch_secs: float,
 ) -> Move | None:
-    """The write about the worker ``address``, whose process is ``run``; ``None``: nothing now.
+    """The write about the worker ``address`` that is due now, or ``None``.
 
-    ``former`` is the assignment's code. With the new code all tasks must run before the worker
-    counts as upgraded; when they do not within ``launch_secs`` of the process's start, that fails
-    the upgrade.
+    ``run`` is its process, ``former`` the assignment's code. With the new code all tasks must run
+    before the worker counts as upgraded. If they do not run within ``launch_secs`` of the process's
+    start, the upgrade fails.
     """
-    phase, record = worker_phase(address, state), state.record
+    phase = worker_phase(address, state)
+    record = state.record
     if phase == "rolling back":
-        return (
-            Move(address, "back")
-            if run is not None and run.code_dir == former and run.running
-            else None
-        )
+        is_back = run is not None and run.code_dir == former and run.running
+        return Move(address, "back") if is_back else None
     if phase != "upgrading" or record is None or run is None or run.code_dir != record.code_dir:
         return None
     mark = state.upgrading[address]
@@ -145,11 +140,11 @@ def next_move(
 def early_failure(
     address: str, state: UpgradeState, code_dir: str, text: str, *, boot_id: str, boot_now: float
 ) -> Move | None:
-    """The write about a failure (an exit, a hang, a start that did not come about) of that code in
-    that slot.
+    """The write about a failure of this code in this slot.
 
-    ``None`` for the former code, and for a worker that has run the new code for more than a minute:
-    that one is restarted in place with the new code, like any other.
+    A failure is an exit, a hang, or a start that failed. ``None`` for the former code, and for a
+    worker that has run the new code for more than a minute: it is restarted in place with the new
+    code, like any other worker.
     """
     record = state.record
     if record is None or record.rollback or code_dir != record.code_dir:
@@ -166,7 +161,7 @@ def early_failure(
 
 @dataclass(frozen=True)
 class UpgradeEvent:
-    """Something that changes an upgrade: a request, or what is due."""
+    """Change of an upgrade: a request, or an event that is due."""
 
     action: Literal[
         "begin", "continue", "complete", "expire", "roll_back", "finish_rollback", "abandon"
@@ -185,16 +180,18 @@ class UpgradeEvent:
 
 
 def due(snapshot: UpgradeSnapshot, *, age_secs: float = 0.0) -> UpgradeEvent | None:
-    """The event that is due for an UPGRADING or ROLLBACK topology; ``None``: it goes on.
+    """The event that is due for an UPGRADING or ROLLBACK topology, or ``None``.
 
-    ``age_secs``: for how long the caller has seen the upgrade, by its own clock.
+    ``age_secs`` is the time for which the caller has seen the upgrade, by its own clock.
     """
-    state, record = snapshot.state, snapshot.state.record
+    state = snapshot.state
+    record = state.record
     if record is None:
         return UpgradeEvent("abandon", "its upgrade record is gone")
     if record.rollback:
-        waiting = "rolling back" in snapshot.workers.values()
-        return None if waiting else UpgradeEvent("finish_rollback", record.reason or _REQUESTED)
+        if "rolling back" in snapshot.workers.values():
+            return None
+        return UpgradeEvent("finish_rollback", record.reason or _REQUESTED)
     for address, mark in sorted({**state.upgraded, **state.upgrading}.items()):
         if mark.failed and address in snapshot.workers:
             return UpgradeEvent("roll_back", mark.failed)
@@ -202,14 +199,14 @@ def due(snapshot: UpgradeSnapshot, *, age_secs: float = 0.0) -> UpgradeEvent | N
     if snapshot.complete:
         return UpgradeEvent("complete", f"all {total} workers run the new code")
     if age_secs >= record.ttl_secs:
-        done = list(snapshot.workers.values()).count("upgraded")
-        return UpgradeEvent("expire", f"its time is up with {done} of {total} workers")
+        upgraded = list(snapshot.workers.values()).count("upgraded")
+        return UpgradeEvent("expire", f"its time is up with {upgraded} of {total} workers")
     return None
 
 
 @dataclass(frozen=True)
 class UpgradeTransition:
-    """Outcome of an event: base, record and code afterwards, and how they are written."""
+    """Outcome of an event: the new base, record and code, and how they are written."""
 
     outcome: str
     """``begun``, ``continued``, ``completed``, ``expired``, ``rolling back``, ``rolled back``,
@@ -217,75 +214,104 @@ class UpgradeTransition:
     """
     base: StormBase
     record: GrayUpgrade | None = None
-    """``None``: the record goes, and with it the lists of workers."""
+    """``None``: the record is deleted, and the lists of workers, too."""
     reason: str = ""
     step: str | None = None
     """The operation's step that writes it; ``None``: nothing is written."""
     action: str | None = None
     """For the listener of actions on topologies."""
     code_dir: str | None = None
-    """The new code, when it becomes the topology's."""
+    """The new code, if it becomes the topology's."""
 
 
 def transition(
     base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent
 ) -> UpgradeTransition:
-    """The transition of an upgrade under ``event``; :class:`Conflict` and :class:`InvalidRequest`
-    as of the checks.
+    """Return the transition of an upgrade under ``event``.
+
+    Raises :class:`Conflict` and :class:`InvalidRequest` like the checks of the event.
     """
-    record, reason = snapshot.state.record, event.reason or ""
     if event.action == "begin":
-        check_begin(base, snapshot)
-        if snapshot.assignment.code_dir != event.former:
-            raise Conflict(f"topology {base.name!r} was replaced meanwhile: upgrade it again")
-        check_selection(event.selection, snapshot)
-        after = _request(event.record, event.selection)
-        running = snapshot.assignment.code_dir
-        keys = {code: part for code, part in base.submitted_keys.items() if code == running}
-        keys[after.code_dir] = event.submitted_keys
-        base = apply_event(base, "upgrade").model_copy(update={"submitted_keys": keys})
-        action = VERBS["gray-upgrade"].action
-        return UpgradeTransition("begun", base, after, step="gray_upgrade", action=action)
+        return _begin(base, snapshot, event)
     if event.action == "continue":
-        after = _request(
-            check_continue(base, snapshot, event.selection), event.selection, event.token
-        )
+        record = check_continue(base, snapshot, event.selection)
         return UpgradeTransition(
             "continued",
             base,
-            after,
+            _request(record, event.selection, event.token),
             step="continue_upgrade",
             action=VERBS["gray-upgrade"].action,
         )
     if event.action in ("finish_rollback", "abandon"):
-        found = due(snapshot)
-        if found is None or found.action not in ("finish_rollback", "abandon"):
-            return UpgradeTransition("unchanged", base, record)
-        return _close(base, "rolled back", found.reason or "")
+        due_event = due(snapshot)
+        if due_event is None or due_event.action not in ("finish_rollback", "abandon"):
+            return UpgradeTransition("unchanged", base, snapshot.state.record)
+        return _close(base, "rolled back", due_event.reason or "")
     if event.action == "roll_back":
-        if base.status == "ROLLBACK":
-            return UpgradeTransition("rolling back", base, record, (record and record.reason) or "")
-        check_ending(base, back=True)
-        if record is None:
-            return _close(base, "abandoned", "its upgrade record is gone")
-        after = record.model_copy(
-            update={"rollback": True, "continue_": False, "workers": (), "reason": event.reason}
+        return _roll_back(base, snapshot, event)
+    return _complete(base, snapshot, event)
+
+
+def _begin(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) -> UpgradeTransition:
+    """The transition that begins an upgrade with its first batch."""
+    check_begin(base, snapshot)
+    running_code = snapshot.assignment.code_dir
+    if running_code != event.former:
+        raise Conflict(
+            f"topology {base.name!r} was replaced after the new code was stored: upgrade it again"
         )
-        base = apply_event(base, "rollback")
-        return UpgradeTransition(
-            "rolling back", base, after, reason, "roll_back", VERBS["rollback"].action
-        )
+    check_selection(event.selection, snapshot)
+    record = _request(event.record, event.selection)
+    # Only the keys of the two versions that may run are of use.
+    keys: dict[str, tuple[str, ...]] = {}
+    if running_code in base.submitted_keys:
+        keys[running_code] = base.submitted_keys[running_code]
+    keys[record.code_dir] = event.submitted_keys
+    base = apply_event(base, "upgrade").model_copy(update={"submitted_keys": keys})
+    return UpgradeTransition(
+        "begun", base, record, step="gray_upgrade", action=VERBS["gray-upgrade"].action
+    )
+
+
+def _roll_back(
+    base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent
+) -> UpgradeTransition:
+    """The transition that begins the rollback; unchanged if it has begun already."""
+    record = snapshot.state.record
+    if base.status == "ROLLBACK":
+        reason = "" if record is None else record.reason
+        return UpgradeTransition("rolling back", base, record, reason or "")
+    check_ending(base, back=True)
+    if record is None:
+        return _close(base, "abandoned", "its upgrade record is gone")
+    record = record.model_copy(
+        update={"rollback": True, "continue_": False, "workers": (), "reason": event.reason}
+    )
+    return UpgradeTransition(
+        "rolling back",
+        apply_event(base, "rollback"),
+        record,
+        event.reason or "",
+        step="roll_back",
+        action=VERBS["rollback"].action,
+    )
+
+
+def _complete(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) -> UpgradeTransition:
+    """The transition that makes the new code the topology's."""
+    record = snapshot.state.record
     if record is not None and record.rollback:
         raise Conflict(
-            f"the upgrade of {base.name!r} is being rolled back: wait until that has ended"
+            f"the upgrade of {base.name!r} is being rolled back: wait until the rollback has ended"
         )
     check_ending(base, back=False)
+    reason = event.reason or _REQUESTED
     if record is None:
-        return _close(base, "abandoned", reason or _REQUESTED)
+        return _close(base, "abandoned", reason)
     return UpgradeTransition(
         "expired" if event.action == "expire" else "completed",
         apply_event(base, "end_upgrade"),
-        reason=reason or _REQUESTED,
+        reason=reason,
         step="complete_upgrade",
         action=VERBS["complete-upgrade"].action,
         code_dir=record.code_dir,
@@ -299,77 +325,87 @@ def _request(record: GrayUpgrade | None, selection: Selection, token: str = "") 
 
 
 def _close(base: StormBase, outcome: str, reason: str) -> UpgradeTransition:
-    """The record goes, the status is ACTIVE again, the code stays what it was."""
+    """Delete the record; the status becomes ACTIVE, the code does not change."""
     return UpgradeTransition(
         outcome, apply_event(base, "end_upgrade"), reason=reason, step="finish_rollback"
     )
 
 
 def landed(sent: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) -> bool:
-    """Whether a transition whose reply was lost took effect. A rollback needs no asking: its status
-    shows it.
+    """True if a transition whose reply was lost took effect.
+
+    A rollback is not looked up here: the topology's status shows it.
     """
     record = snapshot.state.record
     if sent.step == "gray_upgrade":
+        if record is None or sent.record is None:
+            return False
         # The supervisor may have picked its batch since; no other upgrade has its code.
-        return (
-            record is not None
-            and sent.record is not None
-            and record.code_dir == sent.record.code_dir
-        )
+        return record.code_dir == sent.record.code_dir
     if sent.step == "continue_upgrade":
+        if record == sent.record:
+            return True
+        if record is None or sent.record is None:
+            return False
         # The supervisor may have picked it since, as above.
-        mine = "" if sent.record is None else sent.record.batch_token
-        return record == sent.record or (
-            record is not None and bool(mine) and record.batch_token == mine
-        )
-    completed = base.status == "ACTIVE" and snapshot.assignment.code_dir == sent.code_dir
-    return sent.step == "complete_upgrade" and completed
+        return bool(record.batch_token) and record.batch_token == sent.record.batch_token
+    if sent.step == "complete_upgrade":
+        return base.status == "ACTIVE" and snapshot.assignment.code_dir == sent.code_dir
+    return False
 
 
 def check_begin(base: StormBase, snapshot: UpgradeSnapshot) -> None:
-    """:class:`Conflict` unless an upgrade may begin now; :class:`InvalidRequest` without a topology
-    master of its own.
+    """Raise :class:`Conflict` unless an upgrade may begin now.
+
+    Raises :class:`InvalidRequest` if the topology master shares its worker.
     """
     if snapshot.phase not in ("ended", "rolling back"):
         raise Conflict(
-            f"topology {base.name!r} is being upgraded already: go on without new code, complete the upgrade, or roll it "
-            "back"
+            f"topology {base.name!r} is being upgraded already: go on without new code, complete "
+            "the upgrade, or roll it back"
         )
     apply_event(base, "upgrade")
     check_master_alone(snapshot)
 
 
 def check_continue(base: StormBase, snapshot: UpgradeSnapshot, selection: Selection) -> GrayUpgrade:
-    """The record of the upgrade that may go on with that selection; the error that says why not."""
-    record, phase = snapshot.state.record, snapshot.phase
+    """Return the record of the upgrade that may continue with this selection.
+
+    Raises an error with the reason if it must not continue.
+    """
+    record = snapshot.state.record
+    phase = snapshot.phase
     if base.status == "ACTIVE":
         raise InvalidRequest(
             f"topology {base.name!r} is not being upgraded: give the new code (TARGET) to begin"
         )
     if phase == "rolling back":
         raise Conflict(
-            f"the upgrade of {base.name!r} is being rolled back: wait until that has ended"
+            f"the upgrade of {base.name!r} is being rolled back: wait until the rollback has ended"
         )
     if record is None or base.status != "UPGRADING":
-        # In the words of the table of statuses.
+        # Raises the error of the table of statuses, unless the topology is ACTIVE since.
         apply_event(base, "upgrade")
         raise Conflict(f"the upgrade of {base.name!r} is about to end: try again")
     if phase != "paused":
         waiting = ", ".join(sorted(snapshot.state.upgrading)) or "not picked yet"
         raise Conflict(
-            f"a batch of the upgrade of {base.name!r} is under way ({waiting}): wait until its workers run the new code"
+            f"a batch of the upgrade of {base.name!r} is under way ({waiting}): wait until its "
+            "workers run the new code"
         )
     check_selection(selection, snapshot)
     return record
 
 
 def check_ending(base: StormBase, *, back: bool) -> None:
-    """:class:`Conflict` unless an upgrade is under way that can be completed, or rolled ``back``
-    (again).
+    """Raise :class:`Conflict` unless an upgrade is under way that can be completed.
+
+    With ``back``: unless it can be rolled back, or is being rolled back.
     """
-    if base.status != "UPGRADING" and not (back and base.status == "ROLLBACK"):
-        what = "roll back" if back else "complete"
-        raise Conflict(
-            f"topology {base.name!r} is {base.status}, no upgrade is under way: there is nothing to {what}"
-        )
+    if base.status == "UPGRADING" or (back and base.status == "ROLLBACK"):
+        return
+    action = "roll back" if back else "complete"
+    raise Conflict(
+        f"topology {base.name!r} is {base.status}, no upgrade is under way: there is nothing to "
+        f"{action}"
+    )

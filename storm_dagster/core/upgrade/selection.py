@@ -1,5 +1,6 @@
-"""State of a gray upgrade and its workers, and requests for it: which come next, and whether that
-and the code can be.
+"""State of a gray upgrade and its workers, and checks of requests and code.
+
+A selection names the workers of the next batch.
 """
 
 from collections.abc import Mapping
@@ -15,15 +16,19 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import UpgradeState
 
 UpgradePhase = Literal["ended", "requested", "upgrading", "paused", "rolling back"]
-"""``ended``: there is no record; ``requested``: a batch is not picked yet; ``paused``: no batch is
+"""State of an upgrade.
+
+``ended``: there is no record; ``requested``: the batch is not picked yet; ``paused``: no batch is
 under way.
 """
 WorkerPhase = Literal["former", "upgrading", "upgraded", "rolling back"]
 
 
 def worker_phase(address: str, state: UpgradeState) -> WorkerPhase:
-    """State of the worker ``host:port``. One that the upgrade did not take is ``former``."""
-    if state.record is None or not (address in state.upgrading or address in state.upgraded):
+    """State of the worker ``host:port``; ``former`` if the upgrade did not take it."""
+    if state.record is None:
+        return "former"
+    if address not in state.upgrading and address not in state.upgraded:
         return "former"
     if state.record.rollback:
         return "rolling back"
@@ -59,21 +64,27 @@ class UpgradeSnapshot:
     def master(self) -> WorkerSlot | None:
         """Worker of the topology master; ``None`` while it has none."""
         part = self.table.components.get(TOPOLOGY_MASTER)
-        task = part.ids[0] if part and part.ids else None
-        return next((worker for worker in self.assignment.workers if task in worker.ids), None)
+        if part is None or not part.ids:
+            return None
+        for worker in self.assignment.workers:
+            if part.ids[0] in worker.ids:
+                return worker
+        return None
 
     @cached_property
     def candidates(self) -> tuple[WorkerSlot, ...]:
-        """Every worker that an upgrade may take: all but the topology master's, lowest host and
-        port first.
+        """Workers that an upgrade may take, lowest host and port first.
+
+        They are all workers but the topology master's.
         """
-        able = (worker for worker in self.assignment.workers if worker != self.master)
-        return tuple(sorted(able, key=lambda worker: (worker.host, worker.port, worker.node)))
+        workers = (worker for worker in self.assignment.workers if worker != self.master)
+        return tuple(sorted(workers, key=lambda worker: (worker.host, worker.port, worker.node)))
 
     @cached_property
     def workers(self) -> dict[str, WorkerPhase]:
-        """``host:port`` -> state of each candidate. What was taken from a lost host is elsewhere
-        and does not count.
+        """``host:port`` -> state of each candidate.
+
+        A worker that was moved from a lost host has another address, so its state is not kept.
         """
         return {
             worker.address: worker_phase(worker.address, self.state) for worker in self.candidates
@@ -81,11 +92,11 @@ class UpgradeSnapshot:
 
     @property
     def complete(self) -> bool:
-        """Whether every candidate runs the new code."""
+        """True if every candidate runs the new code."""
         return set(self.workers.values()) == {"upgraded"}
 
     def to_document(self) -> dict[str, Any] | None:
-        """The upgrade for people and programs; ``None`` while none is under way."""
+        """The upgrade as JSON; ``None`` while none is under way."""
         record = self.state.record
         if record is None:
             return None
@@ -104,19 +115,20 @@ class UpgradeSnapshot:
 
 @dataclass(frozen=True)
 class Selection:
-    """Workers that the caller asked for. Workers count before the component, the component before
-    the bare number.
+    """Workers that the caller requested.
+
+    Workers take precedence over the component, and the component over the bare number.
     """
 
     workers: tuple[str, ...] = ()
     """``host:port``."""
     component: str | None = None
     number: int = 0
-    """How many workers; with a component 0 means all of its workers."""
+    """Number of workers; with a component 0 means all of its workers."""
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was asked for."""
+        """True if no worker is requested."""
         return not self.workers and self.component is None and self.number == 0
 
     def to_document(self) -> dict[str, Any]:
@@ -125,8 +137,9 @@ class Selection:
 
 
 def selection_of_conf(conf: Mapping[str, Any]) -> Selection:
-    """The selection in the keys ``topology.upgrade.workers``, ``.component`` and
-    ``.worker.num``.
+    """Read the selection from a conf.
+
+    The keys are ``topology.upgrade.workers``, ``.component`` and ``.worker.num``.
     """
     return Selection(
         workers=parse_workers(conf.get("topology.upgrade.workers") or ()),
@@ -136,60 +149,65 @@ def selection_of_conf(conf: Mapping[str, Any]) -> Selection:
 
 
 def selected(selection: Selection | GrayUpgrade, snapshot: UpgradeSnapshot) -> list[WorkerSlot]:
-    """The candidates that a selection names, lowest host and port first, before its number limits
-    them.
+    """Candidates that a selection names, before its number limits them.
+
+    The lowest host and port come first.
     """
-    able = list(snapshot.candidates)
+    candidates = list(snapshot.candidates)
     if selection.workers:
-        return [worker for worker in able if worker.address in selection.workers]
+        return [worker for worker in candidates if worker.address in selection.workers]
     if selection.component is None:
-        return able
+        return candidates
     part = snapshot.table.components.get(selection.component)
-    tasks = set(part.ids) if part else set()
-    return [worker for worker in able if tasks & set(worker.ids)]
+    tasks = set(part.ids) if part else set[int]()
+    return [worker for worker in candidates if not tasks.isdisjoint(worker.ids)]
 
 
 def check_selection(selection: Selection, snapshot: UpgradeSnapshot) -> None:
-    """:class:`InvalidRequest` for a selection that names what is not there, or picks nothing."""
-    of = f"upgrade of {snapshot.name!r}"
+    """Raise :class:`InvalidRequest` for a selection that cannot be upgraded.
+
+    It is empty, names workers or components that do not exist, or picks only upgraded workers.
+    """
+    place = f"upgrade of {snapshot.name!r}"
     if selection.number < 0:
-        raise InvalidRequest(f"{of}: {selection.number} workers cannot be upgraded: give 1 or more")
+        raise InvalidRequest(
+            f"{place}: {selection.number} workers cannot be upgraded: give 1 or more"
+        )
     if selection.empty:
         raise InvalidRequest(
-            f"{of}: no workers are selected: give a number (-n), a component (-p) or workers (-w HOST:PORT,...)"
+            f"{place}: no workers are selected: give a number (-n), a component (-p) or workers "
+            "(-w HOST:PORT,...)"
         )
     masters = {worker.address for worker in snapshot.assignment.workers} - snapshot.workers.keys()
     for worker in selection.workers:
         if worker in masters:
             raise InvalidRequest(
-                f"{of}: {worker} runs the topology master, which is not upgraded: choose others"
+                f"{place}: {worker} runs the topology master, which is not upgraded: choose others"
             )
         if worker not in snapshot.workers:
-            known = ", ".join(sorted(snapshot.workers))
-            raise InvalidRequest(f"{of}: it has no worker {worker}: its workers are {known}")
+            addresses = ", ".join(sorted(snapshot.workers))
+            raise InvalidRequest(f"{place}: it has no worker {worker}: its workers are {addresses}")
     components = snapshot.table.components.keys() - {TOPOLOGY_MASTER}
-    if (
-        not selection.workers
-        and selection.component is not None
-        and selection.component not in components
-    ):
-        known = ", ".join(sorted(components))
+    component = selection.component
+    if not selection.workers and component is not None and component not in components:
+        names = ", ".join(sorted(components))
         raise InvalidRequest(
-            f"{of}: it has no component {selection.component!r}: its components are {known}"
+            f"{place}: it has no component {component!r}: its components are {names}"
         )
     chosen = selected(selection, snapshot)
     if all(snapshot.workers[worker.address] == "upgraded" for worker in chosen):
         raise InvalidRequest(
-            f"{of}: all {len(chosen)} workers that were asked for run the new code already: "
+            f"{place}: all {len(chosen)} workers that were asked for run the new code already: "
             "choose others, or complete the upgrade"
         )
 
 
 def check_master_alone(snapshot: UpgradeSnapshot) -> None:
-    """:class:`InvalidRequest` unless the topology master has a worker of its own: it drives the
-    upgrade.
+    """Require that the topology master is alone in its worker.
 
-    The assignment decides, not the conf: what counts is where the topology master really runs.
+    Raises :class:`InvalidRequest`, and :class:`Conflict` while it has no worker. The topology
+    master controls the upgrade. The assignment decides, not the conf: the worker counts in which
+    the topology master really runs.
     """
     home = snapshot.master
     if home is None:
@@ -198,34 +216,39 @@ def check_master_alone(snapshot: UpgradeSnapshot) -> None:
         )
     if len(home.ids) > 1:
         raise InvalidRequest(
-            f"topology {snapshot.name!r} cannot be upgraded worker by worker: its topology master shares {home.address} "
-            f"with {len(home.ids) - 1} other tasks; submit it with topology.master.single.worker=true, or use "
-            "`storm-dagster update`"
+            f"topology {snapshot.name!r} cannot be upgraded worker by worker: its topology master "
+            f"shares {home.address} with {len(home.ids) - 1} other tasks; submit it with "
+            "topology.master.single.worker=true, or use `storm-dagster update`"
         )
 
 
 def check_compatible(name: str, old: TopologySpec, new: TopologySpec) -> None:
-    """:class:`InvalidTopology` unless both have the same components, streams and groupings.
+    """Require equal components, streams and groupings.
 
-    What a component does may change, its parallelism is that of the running topology. Another
-    wiring would mix: an old task would send by the old rule what a new one expects by the new, and
-    the same key could reach two tasks.
+    Raises :class:`InvalidTopology`. The code of a component may change; its parallelism is that of
+    the running topology. With another wiring, an old task would send tuples by the old grouping and
+    a new one would expect them by the new grouping, so the same key could reach two tasks.
     """
     remedy = "beside the old: use `storm-dagster update`, which replaces the whole topology"
-    for kind, before, after in (("spout", old.spouts, new.spouts), ("bolt", old.bolts, new.bolts)):
-        for component in sorted(before.keys() ^ after.keys()):
-            what = "has no" if component in before else "has a new"
+    for kind, old_parts, new_parts in (
+        ("spout", old.spouts, new.spouts),
+        ("bolt", old.bolts, new.bolts),
+    ):
+        for component in sorted(old_parts.keys() ^ new_parts.keys()):
+            change = "has no" if component in old_parts else "has a new"
             raise InvalidTopology(
-                f"the new code of {name!r} {what} {kind} {component!r}, so that it cannot run {remedy}"
+                f"the new code of {name!r} {change} {kind} {component!r}, so that it cannot run "
+                f"{remedy}"
             )
-        for component, part in before.items():
-            other = after[component]
-            for what, same in (
-                ("streams", part.outputs == other.outputs),
-                ("inputs", part.inputs == other.inputs),
-            ):
-                if not same:
-                    raise InvalidTopology(
-                        f"the {what} of {kind} {component!r} differ in the new code of {name!r}, so that it cannot run "
-                        f"{remedy}"
-                    )
+        for component, old_part in old_parts.items():
+            new_part = new_parts[component]
+            if old_part.outputs != new_part.outputs:
+                differing = "streams"
+            elif old_part.inputs != new_part.inputs:
+                differing = "inputs"
+            else:
+                continue
+            raise InvalidTopology(
+                f"the {differing} of {kind} {component!r} differ in the new code of {name!r}, so "
+                f"that it cannot run {remedy}"
+            )

@@ -170,7 +170,7 @@ class EventDelivery:
         They are the events without a tuple to replay.
         """
         for entry in self.outbox.entries():
-            if entry.alone:
+            if entry.without_tuple:
                 error = Unavailable(
                     f"the {entry.event.kind} of {entry.event.asset!r} is lost: it has no tuple to "
                     "be replayed, and the worker ends"
