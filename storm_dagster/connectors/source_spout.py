@@ -82,10 +82,10 @@ class SourceSpout(Spout):
         )
 
     @classmethod
-    def _checked_kind(cls) -> str:
+    def _require_kind(cls) -> str:
         if not hasattr(cls, "source"):
             raise InvalidTopology(f"{cls.__name__} has no source: set source = ... in its class")
-        return super()._checked_kind()
+        return super()._require_kind()
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Open the source. Partitions are assigned at the first ``next_tuple``, when the reader
