@@ -16,8 +16,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from storm_dagster.api import SparkBolt, TopologyBuilder, Tuple, spark_bolt
+from storm_dagster.api import SparkBolt, TopologyBuilder, Tuple
 from storm_dagster.api.context import TopologyContext
+from storm_dagster.api.spark import bolt as spark_bolt
 from storm_dagster.api.spark.bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark.session import drop_worker_session
 from storm_dagster.model.errors import InvalidRequest
