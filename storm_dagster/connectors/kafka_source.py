@@ -218,7 +218,7 @@ class KafkaSource(Source):
             offset = self._to_commit[name] if stored is None else stored.offset
             self._interrupted[name] = CommittedPosition(offset, self._read_ids.get(name))
         if name in self._assigned:
-            self._consumer.incremental_unassign([self._at(name)])
+            self._consumer.incremental_unassign([self._topic_partition(name)])
         self._assigned.discard(name)
         self._paused.discard(name)
         self._waiting.add(name)

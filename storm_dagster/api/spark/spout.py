@@ -128,8 +128,10 @@ class SparkSpout(Spout):
         self._code = ""
         if self._shares_session and spark_session.spark_target(conf)[0] == "remote":
             # The folder of the code has the name of its version.
-            has_archive = self._archive is not None
-            self._code = self._archive.parent.name if has_archive else context.topology_id
+            if self._archive is not None:
+                self._code = self._archive.parent.name
+            else:
+                self._code = context.topology_id
         self._function = spark_session.resolve_function(self.source)
         if not self._emits:
             return
@@ -141,10 +143,9 @@ class SparkSpout(Spout):
 
     def next_tuple(self) -> None:
         """Emit the next row; without one, start or check the query."""
-        endpoint = self._endpoint
         if not self._owner:
             self._announce_address()
-        row = endpoint.take() if endpoint is not None else None
+        row = self._take_row()
         if row is None:
             if self._owner:
                 self._keep_query()
@@ -152,14 +153,18 @@ class SparkSpout(Spout):
         row_id, stream, values = row
         if stream == FUSED_COUNTS:
             self._bound().count_batch(**json.loads(values[0]))
-            endpoint.ack(row_id)
+            self._endpoint.ack(row_id)
             return
         try:
             self.emit(values, stream=stream, tup_id=row_id)
         except Exception:
             # Otherwise its batch would never complete.
-            endpoint.fail(row_id)
+            self._endpoint.fail(row_id)
             raise
+
+    def _take_row(self) -> Any:
+        """The next (id, stream, values) of the endpoint; ``None`` without one."""
+        return None if self._endpoint is None else self._endpoint.take()
 
     def ack(self, tup_id: str) -> None:
         """Ack the row."""
