@@ -144,9 +144,9 @@ class PostgresSink:
             self._check_json_columns()
 
     def _retry_refused(self, cursor: Any, rows: Sequence[Row], refused: dict[int, str]) -> None:
-        """Insert the refused rows that only lacked a later row, and remove them from ``refused``.
+        """Insert the refused rows that only lacked a later row.
 
-        Raises :class:`Retry` if none remains.
+        They are removed from ``refused``. Raises :class:`Retry` if none remains.
         """
         before = len(refused) + 1
         while self._checks_constraints and len(refused) < before:

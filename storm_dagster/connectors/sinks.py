@@ -157,7 +157,10 @@ class SinkBolt(StatefulBolt):
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Conf of the tick that writes the rows of a quiet stream, and the written assets."""
+        """Conf of the written assets, and of a tick for quiet streams.
+
+        The tick writes the rows that wait for a full batch.
+        """
         sink = getattr(cls, "sink", None)
         return {
             "topology.tick.tuple.freq.secs": cls.batch_secs / 2,

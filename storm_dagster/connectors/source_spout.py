@@ -330,7 +330,10 @@ class SourceSpout(Spout):
             self._call_and_report(self._report_lag)
 
     def _ack_finished(self) -> None:
-        """Ack the finished records of a queue; a failed call is repeated with the next one."""
+        """Ack the finished records of a queue.
+
+        The next call repeats a failed one.
+        """
         self._source.ack(list(self._finished_handles))
         self._finished_handles.clear()
 

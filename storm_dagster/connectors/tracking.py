@@ -1,4 +1,4 @@
-"""Open records of a source, and the position up to which each partition is finished.
+"""Open records of a source, and the finished positions of its partitions.
 
 The module is pure: time is an argument. The position after the longest run of finished records, in
 reading order, may be committed. Positions are never computed, so that gaps (compaction, transaction
@@ -241,7 +241,7 @@ class Tracker:
         return open_record.tries > self.retries.most
 
     def positions(self) -> Iterator[tuple[str, Any]]:
-        """(partition, position that may be committed), of partitions that have a position."""
+        """(partition, position that may be committed) of partitions that have one."""
         for name, progress in self.partitions.items():
             if progress.position is not None:
                 yield name, progress.position
