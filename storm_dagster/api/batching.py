@@ -26,19 +26,25 @@ class GatheringBolt(Bolt):
         return super().emit(tup, stream, self._anchors(anchors), direct_task, need_task_ids)
 
     def _anchors(self, anchors: Any) -> Any:
-        return (self._current_anchors or []) if anchors is None else anchors
+        if anchors is not None:
+            return anchors
+        return self._current_anchors or []
 
     def _anchor_to(self, tups: list[Tuple] | None) -> None:
         # One joint anchor for all emits of a batch: each of its tuples is visited once.
-        self._current_anchors = self._bound().joint(tups) if tups and self.auto_anchor else None
+        if tups and self.auto_anchor:
+            self._current_anchors = self._bound().joint(tups)
+        else:
+            self._current_anchors = None
 
 
 class BatchingBolt(GatheringBolt):
-    """Gathers tuples by ``group_key`` and calls ``process_batch`` for each group, every n-th tick.
+    """Bolt that processes its tuples in groups, at every n-th tick.
 
-    Set ``topology.tick.tuple.freq.secs`` in the component's conf. The tuples of a batch are acked
-    after ``process_batch`` returned, and all fail when it raises; what it emits is anchored to the
-    whole batch.
+    It gathers tuples by ``group_key`` and calls ``process_batch`` for each group. Set
+    ``topology.tick.tuple.freq.secs`` in the component's conf. The tuples of a batch are acked after
+    ``process_batch`` returned, and all fail when it raises. Emitted tuples are anchored to all
+    tuples of the batch.
     """
 
     auto_ack: ClassVar[bool] = True
@@ -83,13 +89,13 @@ class BatchingBolt(GatheringBolt):
                 self._undo()
                 self.raise_exception(error, tups[0])
                 if self.auto_fail:
-                    # Not an argument: a class may have a `fail` of its own, as in streamparse.
-                    self._why = error
+                    # Not an argument: a class may define `fail(tup)`, as in streamparse.
+                    self._fail_reason = error
                     for tup in tups:
                         self.fail(tup)
-                    self._why = None
+                    self._fail_reason = None
             except BaseException:
-                # The task restarts: the batch fails with what is gathered.
+                # The task restarts: the batch fails with the other gathered tuples.
                 self._undo()
                 batches[key] = tups
                 raise
@@ -102,9 +108,7 @@ class BatchingBolt(GatheringBolt):
 
 
 class TicklessBatchingBolt(BatchingBolt):
-    """A :class:`BatchingBolt` whose batches are processed every ``secs_between_batches``
-    seconds.
-    """
+    """:class:`BatchingBolt` that processes every ``secs_between_batches`` seconds."""
 
     secs_between_batches: ClassVar[float] = 2
 

@@ -22,13 +22,14 @@ class AssetEvent(TypedDict, total=False):
 
 
 class DagsterReports:
-    """``self.dagster`` of a bolt. Each call checks its values, and returns at once.
+    """Reports of a bolt to Dagster, as ``self.dagster``.
 
-    The event is delivered at least once, through nimbus: the tuple in process is acked only when
-    Dagster has stored the event, and a replayed tuple reports it again. Without a tuple (ticks,
-    ``initialize``, untracked tuples, bolts without ``auto_anchor``) the worker keeps the event
-    until then, and reports an error if it must drop it. As with ``emit``, ``anchors`` sets other
-    tuples. Equal pending events are sent once.
+    Each call checks its values and returns at once. The event is delivered at least once, through
+    nimbus: the tuple in process is acked only when Dagster has stored the event, and a replayed
+    tuple repeats the report. Without a tuple (ticks, ``initialize``, untracked tuples, bolts
+    without ``auto_anchor``) the worker keeps the event until Dagster has stored it, and reports an
+    error if it must drop it. As with ``emit``, ``anchors`` sets other tuples. Equal pending events
+    are sent once.
 
     ``key`` is ``"lake/clicks"`` or a list of its parts. ``metadata`` are JSON values, 16 KiB at
     most.
@@ -38,14 +39,16 @@ class DagsterReports:
         self._bolt = bolt
 
     def materialize(self, key: str | Sequence[str], **event: Unpack[AssetEvent]) -> None:
-        """Report that the asset, or a partition of it, was materialized: what depends on it may
-        start.
+        """Report that the asset, or a partition of it, was materialized.
+
+        Runs that depend on it may start.
         """
         self._report("materialization", key, **event)
 
     def observe(self, key: str | Sequence[str], **event: Unpack[AssetEvent]) -> None:
-        """Report an observation of the asset; nothing starts, unless its data version has
-        changed.
+        """Report an observation of the asset.
+
+        Dependent runs start only if its data version has changed.
         """
         self._report("observation", key, **event)
 
@@ -61,22 +64,26 @@ class DagsterReports:
         anchors: Sequence[Any] | None = None,
     ) -> None:
         """Report the result of the asset check ``name``."""
-        given = {
-            "partition": partition,
-            "metadata": metadata,
-            "severity": severity,
-            "anchors": anchors,
-        }
-        self._report("check", key, check=name, passed=passed, **given)
+        self._report(
+            "check",
+            key,
+            anchors,
+            check=name,
+            passed=passed,
+            partition=partition,
+            metadata=metadata,
+            severity=severity,
+        )
 
-    def _report(self, kind: str, key: Any, anchors: Any = None, **given: Any) -> None:
+    def _report(self, kind: str, key: Any, anchors: Any = None, **fields: Any) -> None:
         bolt = self._bolt
-        event = DagsterEvent.make(f"{bolt.topology_name}/{bolt.component_name}", kind, key, **given)
+        source = f"{bolt.topology_name}/{bolt.component_name}"
+        event = DagsterEvent.make(source, kind, key, **fields)
         bolt._bound().event(event, bolt._anchors(anchors))
 
 
 class Bolt(Component):
-    """A component that processes the tuples of its inputs, one at a time in each task.
+    """Component that processes the tuples of its inputs, one at a time in each task.
 
     ``process`` may be ``async``: then up to ``async_window`` tuples of a task are in flight at
     once, on an event loop in the task's own thread.
@@ -99,19 +106,20 @@ class Bolt(Component):
     async_window: ClassVar[int] = 64
     _kind = "bolt"
     _is_full: bool = False
-    """Whether no tuple may come (of blocking bolts): the worker calls :meth:`_make_room`
-    meanwhile.
+    """True while the bolt accepts no tuple (of blocking bolts).
+
+    The worker then calls :meth:`_make_room` instead.
     """
 
     _room_at: int = 0
-    """Time, as of ``context.now_ms()``, before which that does nothing.
+    """Time of ``context.now_ms()`` before which :meth:`_make_room` has no effect.
 
     Unless it is 0, a full bolt waits for an external system (see ``TargetRetries``): spouts are
     held back, and no message timeout runs.
     """
 
     def _make_room(self) -> None:
-        """Do what ends :attr:`_is_full`, if that can be done now."""
+        """End :attr:`_is_full`, if that is possible now."""
 
     def _begin(self) -> None:
         """Begin a transaction of the state (of bolts with state)."""
@@ -124,16 +132,16 @@ class Bolt(Component):
         return tups
 
     def process(self, tup: Tuple) -> Any:
-        """Handle one tuple. The worker calls the instance attribute ``process`` of a stateful bolt
-        (see the class).
+        """Handle one tuple.
+
+        The worker calls the instance attribute ``process`` of a stateful bolt (see the class).
         """
         raise TypeError(f"{type(self).__name__} does not define process(self, tup)")
 
     def named(self, tup: Tuple) -> dict[str, Any]:
         """The values of a received tuple by field."""
-        return dict(
-            zip(self.context.source_fields(tup.component, tup.stream), tup.values, strict=False)
-        )
+        fields = self.context.source_fields(tup.component, tup.stream)
+        return dict(zip(fields, tup.values, strict=False))
 
     def process_tick(self, tup: Tuple) -> Any:
         """Called every ``topology.tick.tuple.freq.secs`` seconds when that is set."""
@@ -156,8 +164,9 @@ class Bolt(Component):
 
     @property
     def dagster(self) -> DagsterReports:
-        """Reports to Dagster: ``self.dagster.materialize("lake/clicks",
-        partition="2026-11-21-10:00")``.
+        """Reports to Dagster.
+
+        For example ``self.dagster.materialize("lake/clicks", partition="2026-11-21-10:00")``.
         """
         return DagsterReports(self)
 
@@ -166,27 +175,31 @@ class Bolt(Component):
         return anchors
 
     def ack(self, tup: Tuple | int | str) -> None:
-        """Ack a tuple (or ``tup.id``), through the collector's closure. Only the first ``ack`` or
-        ``fail`` of a tuple counts.
+        """Ack a tuple (or ``tup.id``), through the collector's closure.
+
+        Only the first ``ack`` or ``fail`` of a tuple counts.
         """
         self._bound().ack(tup._tuple if isinstance(tup, TupleId) else tup)
 
-    _why: Any = None
+    _fail_reason: Any = None
     """Reason of the calls of :meth:`fail` without one."""
 
     def fail(self, tup: Tuple | int | str, reason: Any = None) -> None:
-        """Fail a tuple (or ``tup.id``): its spout is notified now instead of at the timeout.
+        """Fail a tuple (or ``tup.id``).
 
-        ``reason`` (an exception, or text) is in the dead letter that it may become.
+        Its spout is notified now instead of at the timeout. ``reason`` (an exception, or text) is
+        in the dead letter that the tuple may become.
         """
-        reason = self._why if reason is None else reason
+        if reason is None:
+            reason = self._fail_reason
         self._bound().fail(tup._tuple if isinstance(tup, TupleId) else tup, reason)
 
 
 class KeyValueState(Protocol):
-    """Key-value store in memory, saved at checkpoints. Values are those that tuples may hold.
+    """Key-value store in memory, saved at checkpoints.
 
-    Assign what has changed: ``state[key] = value``. A value that is changed in place is not saved.
+    Values have the types that tuples may hold. Assign a changed value: ``state[key] = value``. A
+    value that is changed in place is not saved.
     """
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -211,8 +224,9 @@ class KeyValueState(Protocol):
 
 
 class StatefulBolt(Bolt):
-    """A bolt with ``self.state``, from ``initialize`` on. Alone, or as a mixin: ``class
-    Totals(StatefulBolt, WindowedBolt)``.
+    """Bolt with ``self.state``, from ``initialize`` on.
+
+    It is a base class, or a mixin: ``class Totals(StatefulBolt, WindowedBolt)``.
 
     A tuple is acked only when its changes of the state are in a checkpoint, so that no change is
     lost: tuples without a checkpoint are replayed. A checkpoint is taken when the task's queue is
@@ -224,7 +238,7 @@ class StatefulBolt(Bolt):
     four message timeouts goes to ``process_again`` instead of ``process``.
 
     If all inputs are grouped by fields, state is divided by key: the key of a state entry must be
-    the value that the tuple was grouped by (a tuple of them for several fields), and the entry
+    the value that the tuple was grouped by (for several fields a tuple of values), and the entry
     moves with it when the number of tasks changes. Otherwise each task has its own state; then
     ``merge_states`` merges the states of removed tasks.
     """
@@ -233,18 +247,23 @@ class StatefulBolt(Bolt):
     state_scope: ClassVar[Literal["key", "task"] | None] = None
     """Overrides how the state is divided."""
     message_id: ClassVar[str | Sequence[str] | None] = None
-    """Fields whose values make the id of a tuple on its stream. Needs inputs grouped by fields."""
+    """Fields whose values are the id of a tuple on its stream.
+
+    The inputs must be grouped by fields.
+    """
     _sink_batches: Any = None
 
     def process_again(self, tup: Tuple) -> None:
-        """Handle a tuple that was applied before: emit again what downstream needs; by default
-        nothing.
+        """Handle a tuple that was applied before.
+
+        Repeat the emits that downstream bolts need; by default nothing is emitted.
         """
 
     def merge_states(self, key: Any, values: list[Any]) -> Any:
-        """Merge the values that several tasks have for a key, when the number of tasks shrinks."""
+        """Merge the values of several tasks for a key, when the number of tasks shrinks."""
         raise InvalidRequest(
-            f"{type(self).__name__} has fewer tasks than before, and {len(values)} values for {key!r:.80}: "
+            f"{type(self).__name__} has fewer tasks than before, "
+            f"and {len(values)} values for {key!r:.80}: "
             "define merge_states(self, key, values)"
         )
 
@@ -255,8 +274,7 @@ class StatefulBolt(Bolt):
         self.state._undo()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
     def _once(self, tups: list[Tuple]) -> list[Tuple]:
-        return (
-            list({self._sink_batches.id_of(tup): tup for tup in tups}.values())
-            if self.message_id
-            else tups
-        )
+        if not self.message_id:
+            return tups
+        by_id = {self._sink_batches.id_of(tup): tup for tup in tups}
+        return list(by_id.values())

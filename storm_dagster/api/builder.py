@@ -1,5 +1,6 @@
-"""Topologies as classes, whose attributes are the components, or by a builder; and the checks of
-every topology.
+"""Topologies, as classes or by a builder, and the checks of every topology.
+
+The attributes of a topology class are its components.
 """
 
 from collections.abc import Mapping
@@ -33,8 +34,9 @@ class TopologyBuilder:
         args: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
     ) -> Spec:
-        """Add a spout: a class, a :class:`Spec`, or ``"module:Class"``. The spec can be used as an
-        input.
+        """Add a spout: a class, a :class:`Spec`, or ``"module:Class"``.
+
+        The returned spec can be used as an input.
         """
         return self._add(
             "spout", component_id, component, par=par, config=config, args=args, outputs=outputs
@@ -50,8 +52,9 @@ class TopologyBuilder:
         args: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
     ) -> Spec:
-        """Add a bolt; inputs are component ids, specs or their streams, as in
-        ``Component.spec``.
+        """Add a bolt: a class, a :class:`Spec`, or ``"module:Class"``.
+
+        Inputs are component ids, specs or their streams, as in ``Component.spec``.
         """
         return self._add(
             "bolt",
@@ -65,7 +68,7 @@ class TopologyBuilder:
         )
 
     def _add(
-        self, kind: str, component_id: str, component: Any, inputs: Inputs = None, **given: Any
+        self, kind: str, component_id: str, component: Any, inputs: Inputs = None, **options: Any
     ) -> Spec:
         if component_id in self._specs:
             raise InvalidTopology(
@@ -76,14 +79,16 @@ class TopologyBuilder:
             if inputs is not None:
                 spec.inputs = inputs
         elif isinstance(component, str):
-            given["par"] = 1 if given["par"] is None else given["par"]
-            spec = Spec(kind=kind, code=component, inputs=inputs, **given)
+            if options["par"] is None:
+                options["par"] = 1
+            spec = Spec(kind=kind, code=component, inputs=inputs, **options)
         elif isinstance(component, type) and hasattr(component, "spec"):
-            made: Any = component
-            spec = made.spec(inputs=inputs, **given)
+            component_class: Any = component
+            spec = component_class.spec(inputs=inputs, **options)
         else:
             raise InvalidTopology(
-                f"component {component_id!r} must be a Spout or Bolt class, a spec, or 'module:Class', got {component!r:.60}"
+                f"component {component_id!r} must be a Spout or Bolt class, a spec, "
+                f"or 'module:Class', got {component!r:.60}"
             )
         if spec.kind != kind:
             raise InvalidTopology(
@@ -107,30 +112,32 @@ class Topology:
             words = WordSpout.spec()
             count = CountBolt.spec(inputs={words: Grouping.fields("word")}, par=2)
 
-    The name of an attribute is the component's id unless its spec names another. ``config`` is the
-    topology's own conf, which a submission's conf overrides. Components of base classes come first.
+    The name of an attribute is the component's id unless its spec has another name. ``config`` is
+    the topology's own conf, which a submission's conf overrides. Components of base classes come
+    first.
     """
 
     config: ClassVar[Mapping[str, Any] | None] = None
     name: ClassVar[Any] = None
-    """Name of the topology; by default the file or module gives it."""
+    """Name of the topology; by default that of the file or module."""
 
     @classmethod
     def specs(cls) -> dict[str, Spec]:
         """The component specs by id, in declared order."""
-        found: dict[str, tuple[str, Spec]] = {}
+        attributes: dict[str, Spec] = {}
         for base in reversed(cls.__mro__):
             for attribute, value in vars(base).items():
                 if isinstance(value, Spec):
-                    found[attribute] = (value.name or attribute, value)
+                    attributes[attribute] = value
                 else:
-                    found.pop(attribute, None)
+                    attributes.pop(attribute, None)
         specs: dict[str, Spec] = {}
-        for attribute, (component, spec) in found.items():
+        for attribute, spec in attributes.items():
+            component = spec.name or attribute
             if component in specs:
                 raise InvalidTopology(
-                    f"topology {cls.__name__} has two components with the id {component!r} (one is {attribute!r}): "
-                    "rename one of them"
+                    f"topology {cls.__name__} has two components with the id {component!r} "
+                    f"(one is {attribute!r}): rename one of them"
                 )
             specs[component] = spec
         return specs
@@ -149,15 +156,17 @@ def build_spec(
 ) -> TopologySpec:
     """Build and check the topology of these components.
 
-    Checked here: ids, at least one spout, that inputs, their streams and their fields exist,
-    importable code, JSON arguments. Nimbus checks the rest, for every client.
+    Checks ids, at least one spout, that inputs, their streams and their fields exist, that the code
+    can be imported, and that arguments are JSON values. Nimbus makes all other checks, for every
+    client.
     """
     names: dict[int, str] = {}
     for component_id, spec in specs.items():
         check_component_id(component_id)
         if id(spec) in names:
             raise InvalidTopology(
-                f"{title}: {names[id(spec)]!r} and {component_id!r} are one and the same spec: make one for each"
+                f"{title}: {names[id(spec)]!r} and {component_id!r} are one and the same spec: "
+                "make one for each"
             )
         names[id(spec)] = component_id
         spec.name = spec.name or component_id
@@ -165,16 +174,14 @@ def build_spec(
         raise InvalidTopology(f"{title} has no spout: add one, only spouts produce tuples")
     spouts: dict[str, ComponentSpec] = {}
     bolts: dict[str, ComponentSpec] = {}
-    owners: dict[Any, str] = {}
+    checkpoint_owners: dict[Any, str] = {}
     for component_id, spec in specs.items():
-        place = (
-            spec._args.get("checkpoint") if getattr(spec._code, "_owns_checkpoint", False) else None
-        )
-        if place and owners.setdefault(place, component_id) != component_id:
-            raise InvalidTopology(
-                f"spouts {owners[place]!r} and {component_id!r} have one checkpoint, {place}: give each its own"
-            )
-        (spouts if spec.kind == "spout" else bolts)[component_id] = spec.to_component(names)
+        if getattr(spec._code, "_owns_checkpoint", False):
+            _check_checkpoint(component_id, spec._args.get("checkpoint"), checkpoint_owners)
+        if spec.kind == "spout":
+            spouts[component_id] = spec.to_component(names)
+        else:
+            bolts[component_id] = spec.to_component(names)
     topology = TopologySpec(
         name=name, spouts=spouts, bolts=bolts, conf=_json_map(config, f"{title}: config")
     )
@@ -182,6 +189,22 @@ def build_spec(
         if not part.inputs:
             raise InvalidTopology(f"bolt {component_id!r} has no inputs: give it at least one")
         streams = check_inputs(topology, component_id)
-        if check := getattr(specs[component_id]._code, "check_inputs", None):
+        check = getattr(specs[component_id]._code, "check_inputs", None)
+        if check is not None:
             check(f"bolt {component_id!r}", streams)
     return topology
+
+
+def _check_checkpoint(component_id: str, folder: Any, owners: dict[Any, str]) -> None:
+    """Register the checkpoint folder of a spout in ``owners``.
+
+    ``owners`` maps folders to component ids. Raises :class:`InvalidTopology` if another spout has the same folder.
+    """
+    if not folder:
+        return
+    owner = owners.setdefault(folder, component_id)
+    if owner != component_id:
+        raise InvalidTopology(
+            f"spouts {owner!r} and {component_id!r} have one checkpoint, {folder}: "
+            "give each its own"
+        )

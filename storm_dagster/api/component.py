@@ -1,4 +1,4 @@
-"""Base of spouts and bolts: spec, logging, metrics, errors. Components that are programs."""
+"""Base of spouts and bolts: spec, logging, metrics, errors; multilang programs."""
 
 import logging
 import os
@@ -25,18 +25,21 @@ _LEVELS = {
 
 
 def log(message: str, level: str | int | None = None) -> None:
-    """Write ``message`` to the worker's log; ``level`` is ``"debug"``, ``"info"`` (default),
-    ``"warn"``, ``"error"``.
+    """Write ``message`` to the worker's log.
+
+    ``level`` is ``"debug"``, ``"info"`` (default), ``"warn"``, ``"error"``, or a number.
     """
-    number = (
-        level if isinstance(level, int) else _LEVELS.get((level or "info").lower(), logging.INFO)
-    )
+    if isinstance(level, int):
+        number = level
+    else:
+        number = _LEVELS.get((level or "info").lower(), logging.INFO)
     logger.log(number, "%s", message)
 
 
 class _Late:
-    """Attribute that is read when it is asked for; a component may assign its own, as it may in
-    streamparse.
+    """Attribute that is computed at each access.
+
+    A component may assign its own value, as it may in streamparse.
     """
 
     def __init__(self, read: Any) -> None:
@@ -84,16 +87,18 @@ class Component:
     """Base of :class:`Spout` and :class:`Bolt`; not used directly."""
 
     outputs: ClassVar[Outputs] = None
-    """Field names of the default stream, a map from field names to types, or a list of
-    :class:`Stream`.
+    """Outputs: field names, a map from field names to types, or a list of :class:`Stream`.
+
+    Fields without a :class:`Stream` are those of the default stream.
     """
     par: ClassVar[int] = 1
-    """Number of executors; a spec's ``par`` takes its place."""
+    """Number of executors; a spec's ``par`` overrides it."""
     config: ClassVar[Mapping[str, Any] | None] = None
-    """Component conf; a spec's ``config`` lies over it."""
+    """Component conf; a spec's ``config`` overrides its keys."""
     blocking: ClassVar[bool] = False
-    """Whether its methods block (I/O, long computations): then each task gets its own thread, and
-    does not delay the other tasks of its worker.
+    """True if its methods block (I/O, long computations).
+
+    Then each task gets its own thread, and does not delay the other tasks of its worker.
     """
 
     _kind: ClassVar[str] = ""
@@ -101,7 +106,7 @@ class Component:
     context: Any = None
     """The :class:`TopologyContext` of the task, from before ``initialize`` on."""
     conf: Mapping[str, Any] = {}
-    """Topology conf with the component's conf laid over it, from before ``initialize`` on."""
+    """Topology conf, overridden by the component's conf, from before ``initialize`` on."""
     logger: logging.Logger = logger
 
     @classmethod
@@ -119,27 +124,34 @@ class Component:
         ``name`` defaults to the attribute that holds the spec. ``inputs`` are specs (shuffled), or
         a map from specs to groupings; ``spec["stream"]`` names a stream other than the default one.
         ``par`` is the number of executors, by default the class's own. ``args`` are JSON values,
-        given to the class when a task is made.
+        passed to the class when a task starts.
         """
-        given = dict(args or {})
+        kind = cls._require_kind()
+        arguments = dict(args or {})
+        conf = dict(cls.component_config(arguments))
+        conf.update(cls.config or {})
+        conf.update(config or {})
         return Spec(
-            kind=cls._checked_kind(),
+            kind=kind,
             code=cls,
-            args=given,
+            args=arguments,
             name=name,
             inputs=inputs,
             par=cls.par if par is None else par,
-            config={**cls.component_config(given), **(cls.config or {}), **(config or {})},
+            config=conf,
             outputs=cls.outputs if outputs is None else outputs,
         )
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Conf that the class requires, from the arguments of a spec; subclasses may extend it."""
+        """Conf that the class requires, computed from the arguments of a spec.
+
+        Subclasses may extend it.
+        """
         return {}
 
     @classmethod
-    def _checked_kind(cls) -> str:
+    def _require_kind(cls) -> str:
         if not cls._kind:
             raise InvalidRequest(
                 f"{cls.__name__} is neither a Spout nor a Bolt: derive it from one of them"
@@ -147,8 +159,9 @@ class Component:
         return cls._kind
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Called once, before the first tuple. If it raises, the error is reported and the task
-        retried later.
+        """Called once, before the first tuple.
+
+        If it raises, the error is reported and the task retried later.
         """
 
     def close(self) -> None:
@@ -157,8 +170,8 @@ class Component:
     def _bound(self) -> Collector:
         if self._collector is None:
             raise InvalidRequest(
-                f"{type(self).__name__} is not running: emit, ack and fail work from initialize() on, inside a worker "
-                "or storm_dagster.testing.topology_harness"
+                f"{type(self).__name__} is not running: emit, ack and fail work from initialize() "
+                "on, inside a worker or storm_dagster.testing.topology_harness"
             )
         return self._collector
 
@@ -173,19 +186,20 @@ class Component:
     topology_name: Any = _Late(lambda self: self.context.topology_name)
     """Name of the topology."""
     debug: Any = _Late(lambda self: bool(self.conf.get("topology.debug")))
-    """Whether ``topology.debug`` is set."""
+    """True if ``topology.debug`` is set."""
     pid: Any = _Late(lambda self: os.getpid())
     """Process id of the worker."""
 
     @staticmethod
     def is_tick(tup: Any) -> bool:
-        """Whether the tuple is a tick (``topology.tick.tuple.freq.secs``)."""
+        """True if the tuple is a tick (``topology.tick.tuple.freq.secs``)."""
         return is_tick(tup)
 
     @staticmethod
     def is_heartbeat(tup: Any) -> bool:
-        """Whether the tuple is a heartbeat of the multilang protocol; components in the worker get
-        none.
+        """True if the tuple is a heartbeat of the multilang protocol.
+
+        Components in the worker get no heartbeats.
         """
         return tup.task == SYSTEM_TASK and tup.stream == "__heartbeat"
 
@@ -194,16 +208,21 @@ class Component:
         log(message, level)
 
     def report_metric(self, name: str, value: Any) -> None:
-        """Publish a number under ``name`` in the task's statistics (the newest value is shown)."""
+        """Publish a number under ``name`` in the task's statistics.
+
+        The newest value is shown.
+        """
         self._bound().metric(name, value)
 
     def raise_exception(self, exception: BaseException, tup: Any = None) -> None:
-        """Report an error: counted, and recorded among the topology's errors (throttled). The task
-        continues.
+        """Report an error, without an end of the task.
+
+        The error is counted, and recorded among the topology's errors (throttled).
         """
         if not isinstance(exception, BaseException):
             raise InvalidRequest(
-                f"raise_exception got {type(exception).__name__} {exception!r:.60}: pass an exception"
+                f"raise_exception got {type(exception).__name__} {exception!r:.60}: "
+                "pass an exception"
             )
         self._bound().error(exception, tup)
 
@@ -225,23 +244,27 @@ class _Shell(Component):
         config: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
     ) -> Spec:
-        """The program as part of a topology; ``command`` and ``script`` default to the class's own.
+        """The program as part of a topology.
 
-        It is started without a shell, with the archive's ``resources/`` as its working folder, and
-        replaced, its tuples replayed, when it dies or hangs.
+        ``command`` and ``script`` default to those of the class. The program is started without a
+        shell, with the archive's ``resources/`` as its working folder. When it dies or hangs, it is
+        replaced and its tuples are replayed.
         """
-        chosen = cls.command if command is None else command
-        words = [chosen] if isinstance(chosen, str) else list(chosen or ())
-        tail = cls.script if script is None else script
-        if tail is not None:
-            words.append(tail)
+        if command is None:
+            command = cls.command
+        if script is None:
+            script = cls.script
+        words = [command] if isinstance(command, str) else list(command or ())
+        if script is not None:
+            words.append(script)
         if not words or not all(isinstance(word, str) and word for word in words):
             raise InvalidTopology(
                 f"{cls.__name__}.spec needs a command, such as command='python', script='count.py'"
             )
-        made = super().spec(name, inputs, par, config, outputs)
-        made._code, made._shell = None, tuple(words)
-        return made
+        spec = super().spec(name, inputs, par, config, outputs)
+        spec._code = None
+        spec._shell = tuple(words)
+        return spec
 
 
 class ShellBolt(_Shell):

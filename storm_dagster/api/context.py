@@ -15,6 +15,25 @@ def _grouping(grouping: Any) -> dict[str, Any]:
     return {"type": grouping.type.upper(), "fields": list(grouping.fields)}
 
 
+_CONTEXT_VALUES: "dict[str, Callable[[TopologyContext], Any]]" = {
+    "task->component": lambda context: {str(task): name for task, name in context._tasks.items()},
+    "taskid": lambda context: context.task_id,
+    "componentid": lambda context: context.component,
+    "stream->target->grouping": lambda context: context._targets(),
+    "streams": lambda context: context.streams,
+    "stream->outputfields": lambda context: {
+        stream: context.output_fields(stream) for stream in context.streams
+    },
+    "source->stream->grouping": lambda context: context._sources(
+        lambda item: _grouping(item.grouping)
+    ),
+    "source->stream->fields": lambda context: context._sources(
+        lambda item: context.source_fields(item.component, item.stream)
+    ),
+}
+"""Values of the context by the keys of the multilang protocol."""
+
+
 class TopologyContext:
     """Identity of a task, and the shape of its topology. Read-only for components."""
 
@@ -53,7 +72,7 @@ class TopologyContext:
         self._state_dir = state_dir
         self._state: TaskState | None = None
         self._on_close: list[Callable[[], None]] = []
-        """Called by :meth:`close`, for what the worker has opened beside the state."""
+        """Called by :meth:`close`, to close the files that the worker opened beside the state."""
         self._open_state = open_state
         self._open_positions = open_positions
         self._cluster_spark = tuple(cluster_spark)
@@ -61,13 +80,15 @@ class TopologyContext:
         self._now_ms = now_ms
         self.assignment_version = assignment_version
         self.batch_id = ""
-        """Digest of the rows that the function of a :class:`SparkBolt` is called with, in their
-        order: equal rows have an equal id, in whatever task and however often.
+        """Digest of the rows that the function of a :class:`SparkBolt` is called with, in order.
+
+        Equal rows have an equal id, in every task and at every call.
         """
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970 by the worker's monotonic clock, by which windows are cut;
-        simulated in the test harness.
+        """Milliseconds since 1970, by the worker's monotonic clock.
+
+        Windows are cut by this clock. The test harness may simulate it.
         """
         return self._now_ms() if self._now_ms is not None else int(time.time() * 1000)
 
@@ -94,19 +115,24 @@ class TopologyContext:
     def streams(self) -> list[str]:
         """Output streams of this task's component."""
         part = self.spec.component(self.component)
-        return [name for name in part.outputs if not name.startswith("__")] if part else []
+        if part is None:
+            return []
+        return [name for name in part.outputs if not name.startswith("__")]
 
     def output_fields(self, stream: str = DEFAULT_STREAM) -> list[str]:
         """Fields of one of this component's streams."""
         return self.source_fields(self.component, stream)
 
     def source_fields(self, component: str, stream: str = DEFAULT_STREAM) -> list[str]:
-        """Fields of a stream of any component; ``InvalidRequest`` when it has no such stream."""
+        """Fields of a stream of any component.
+
+        Raises :class:`InvalidRequest` when the component has no such stream.
+        """
         part = self.spec.component(component)
-        found = part.outputs.get(stream) if part else None
-        if found is None:
+        declared = part.outputs.get(stream) if part else None
+        if declared is None:
             raise InvalidRequest(f"component {component!r} has no stream {stream!r}")
-        return list(found.fields)
+        return list(declared.fields)
 
     @property
     def state(self) -> TaskState:
@@ -118,13 +144,14 @@ class TopologyContext:
         return self._state
 
     def restrict(self, owns: Callable[[], bool]) -> None:
-        """Restrict writes of the state to when ``owns()`` (called by the worker, before the state
-        is opened).
+        """Allow writes of the state only while ``owns()`` is true.
+
+        The worker calls it before the state is opened.
         """
         self._owns = owns
 
     def may_write(self) -> bool:
-        """Whether this process still owns the task."""
+        """True if this process still owns the task."""
         return self._owns is None or self._owns()
 
     def close(self) -> None:
@@ -135,50 +162,38 @@ class TopologyContext:
             self._state.close()
             self._state = None
 
-    # streamparse hands components a map; these are its keys.
+    # streamparse passes components a map; _CONTEXT_VALUES has its keys.
     def __getitem__(self, key: str) -> Any:
-        return _KEYS[key](self)
+        return _CONTEXT_VALUES[key](self)
 
     def _targets(self) -> dict[str, dict[str, Any]]:
+        """Own stream -> reading component -> grouping."""
         targets: dict[str, dict[str, Any]] = {stream: {} for stream in self.streams}
-        for name, _, reading in self.spec.components():
-            for item in reading.inputs:
+        for name, _, reader in self.spec.components():
+            for item in reader.inputs:
                 if item.component == self.component and item.stream in targets:
                     targets[item.stream][name] = _grouping(item.grouping)
         return targets
 
-    def _sources(self, what: Callable[[InputSpec], Any]) -> dict[str, dict[str, Any]]:
+    def _sources(self, value_of: Callable[[InputSpec], Any]) -> dict[str, dict[str, Any]]:
+        """Source component -> stream -> ``value_of(input)``."""
         part = self.spec.component(self.component)
-        found: dict[str, dict[str, Any]] = {}
+        sources: dict[str, dict[str, Any]] = {}
         for item in part.inputs if part else ():
             if not item.component.startswith("__"):
-                found.setdefault(item.component, {})[item.stream] = what(item)
-        return found
+                sources.setdefault(item.component, {})[item.stream] = value_of(item)
+        return sources
 
     def keys(self) -> tuple[str, ...]:
         """Keys of the map, which is the context of the multilang protocol."""
-        return tuple(_KEYS)
+        return tuple(_CONTEXT_VALUES)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_KEYS)
+        return iter(_CONTEXT_VALUES)
 
     def __contains__(self, key: object) -> bool:
-        return key in _KEYS
+        return key in _CONTEXT_VALUES
 
     def get(self, key: str, default: Any = None) -> Any:
         """As ``context[key]``, or ``default``."""
-        return _KEYS[key](self) if key in _KEYS else default
-
-
-_KEYS: "dict[str, Callable[[TopologyContext], Any]]" = {
-    "task->component": lambda of: {str(task): name for task, name in of._tasks.items()},
-    "taskid": lambda of: of.task_id,
-    "componentid": lambda of: of.component,
-    "stream->target->grouping": lambda of: of._targets(),
-    "streams": lambda of: of.streams,
-    "stream->outputfields": lambda of: {stream: of.output_fields(stream) for stream in of.streams},
-    "source->stream->grouping": lambda of: of._sources(lambda item: _grouping(item.grouping)),
-    "source->stream->fields": lambda of: of._sources(
-        lambda item: of.source_fields(item.component, item.stream)
-    ),
-}
+        return _CONTEXT_VALUES[key](self) if key in _CONTEXT_VALUES else default

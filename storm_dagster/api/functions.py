@@ -1,4 +1,6 @@
-"""Components as functions: ``@spout`` and ``@bolt`` make a component class of a function.
+"""Components as functions, through ``@spout`` and ``@bolt``.
+
+Each makes a component class of a function::
 
     @spout(outputs=["line"])
     def lines(context: TopologyContext) -> Iterator[str]:
@@ -12,9 +14,9 @@
         lines = lines.spec()
         words = words.spec(inputs=[lines], par=2)
 
-What is yielded is emitted: a tuple has a value for each field, anything else is the value of the
-only field, an :class:`Emit` names another stream, and ``None`` is nothing. A function that is no
-generator may return one of these.
+Yielded values are emitted: a tuple has a value for each field, an :class:`Emit` names another
+stream, ``None`` is not emitted, and any other value is that of the only field. A function that is
+not a generator may return one such value.
 """
 
 import collections.abc
@@ -31,7 +33,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import FIELD_TYPES, StreamSpec
 
-_SERIES = (
+_ITERABLES = (
     Iterator,
     collections.abc.Iterable,
     collections.abc.Generator,
@@ -42,7 +44,7 @@ _SERIES = (
 
 
 class Emit:
-    """Values for a stream other than the default one: ``yield Emit("late", word, 3)``."""
+    """Values for a named stream: ``yield Emit("late", word, 3)``."""
 
     __slots__ = ("stream", "values")
 
@@ -57,9 +59,9 @@ class _Function:
     function: ClassVar[Callable[..., Any]]
     """The function itself, for tests."""
     _supplied: ClassVar[tuple[str, ...]] = ()
-    """Parameters that get something of the task."""
+    """Parameters that get the tuple or the context of the task."""
     _fields: ClassVar[tuple[str, ...]] = ()
-    """Parameters that get fields of a tuple: all others without a default."""
+    """Parameters that get fields of a tuple: all other parameters without a default."""
     _hints: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, **args: Any) -> None:
@@ -67,18 +69,18 @@ class _Function:
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Check that the function has these arguments; :class:`InvalidTopology` names one that it
-        lacks.
+        """Check that the function has these arguments.
+
+        Raises :class:`InvalidTopology`, which names an argument that the function lacks.
         """
-        known = [
-            parameter.name
-            for parameter in inspect.signature(cls.function).parameters.values()
-            if parameter.default is not parameter.empty
-        ]
-        if unknown := sorted(args.keys() - set(known)):
+        parameters = inspect.signature(cls.function).parameters.values()
+        optional = [item.name for item in parameters if item.default is not item.empty]
+        unknown = sorted(args.keys() - set(optional))
+        if unknown:
             raise InvalidTopology(
-                f"{cls.__module__}.{cls.__qualname__} has no argument {unknown[0]!r} with a default, which a spec may "
-                f"give: {', '.join(known) or 'it has none'}"
+                f"{cls.__module__}.{cls.__qualname__} has no argument {unknown[0]!r} "
+                "with a default, which a spec may "
+                f"give: {', '.join(optional) or 'it has none'}"
             )
         return {}
 
@@ -95,39 +97,45 @@ class FunctionBolt(_Function, Bolt):
 
     @classmethod
     def check_inputs(cls, owner: str, inputs: Mapping[tuple[str, str], StreamSpec]) -> None:
-        """Check that each input, (component, stream), has the fields of the parameters, with their
-        types.
+        """Check that each input has the fields of the parameters, with their types.
 
-        Raises :class:`InvalidTopology` that names function, field and type.
+        ``inputs`` maps (component, stream) to its spec. Raises :class:`InvalidTopology`, which
+        names function, field and type.
         """
         for (component, stream), spec in inputs.items():
-            kinds = dict(zip(spec.fields, spec.types or ("any",) * len(spec.fields), strict=True))
+            source = f"stream {stream!r} of {component!r}"
+            types = dict(zip(spec.fields, spec.types or ("any",) * len(spec.fields), strict=True))
             for field in cls._fields:
-                source = f"stream {stream!r} of {component!r}"
-                if field not in kinds:
+                if field not in types:
                     raise InvalidTopology(
-                        f"{owner}: {cls.__name__}() has the parameter {field!r}, but {source} has the fields: "
-                        f"{', '.join(spec.fields) or 'none'}; rename it, or give it a default if it is no field"
+                        f"{owner}: {cls.__name__}() has the parameter {field!r}, "
+                        f"but {source} has the fields: {', '.join(spec.fields) or 'none'}; "
+                        "rename it, or give it a default if it is not a field"
                     )
-                wanted, found = _type_name(cls._hints.get(field)), kinds[field]
-                if (
-                    "any" not in (wanted, found)
-                    and wanted != found
-                    and (wanted, found) != ("float", "int")
-                ):
+                parameter_type = _type_name(cls._hints.get(field))
+                field_type = types[field]
+                if not _accepts(parameter_type, field_type):
                     raise InvalidTopology(
-                        f"{owner}: parameter {field!r} of {cls.__name__}() is {wanted}, but in {source} it is {found}"
+                        f"{owner}: parameter {field!r} of {cls.__name__}() is {parameter_type}, "
+                        f"but in {source} it is {field_type}"
                     )
 
     def process(self, tup: Tuple) -> Any:
-        """Call the function with the fields of the tuple, and emit what it gives."""
-        for item in _given(self.function(**self._arguments(tup))):
+        """Call the function with the fields of the tuple, and emit its results."""
+        for item in _results(self.function(**self._arguments(tup))):
             self._send(item)
 
     def _arguments(self, tup: Tuple) -> dict[str, Any]:
-        values, known = self.named(tup), {"tup": tup, "context": self.context}
-        fields = {field: values[field] for field in self._fields}
-        return {**self._args, **fields, **{name: known[name] for name in self._supplied}}
+        """The arguments of the function for this tuple, by name."""
+        arguments = dict(self._args)
+        values = self.named(tup)
+        for field in self._fields:
+            arguments[field] = values[field]
+        if "tup" in self._supplied:
+            arguments["tup"] = tup
+        if "context" in self._supplied:
+            arguments["context"] = self.context
+        return arguments
 
     def _send(self, item: Any) -> None:
         if item is not None:
@@ -137,46 +145,46 @@ class FunctionBolt(_Function, Bolt):
 
 class _AsyncFunctionBolt(FunctionBolt):
     async def process(self, tup: Tuple) -> Any:
-        made = self.function(**self._arguments(tup))
-        if inspect.isasyncgen(made):
-            async for item in made:
+        result = self.function(**self._arguments(tup))
+        if inspect.isasyncgen(result):
+            async for item in result:
                 self._send(item)
         else:
-            for item in _given(await made):
+            for item in _results(await result):
                 self._send(item)
 
 
 class FunctionSpout(_Function, ReliableSpout):
-    """A spout that emits what a generator yields; made by :func:`spout`.
+    """A spout that emits the tuples of a generator; made by :func:`spout`.
 
-    A tuple that fails is emitted again from memory, at most ``max_fails`` times. The generator
-    starts from its beginning when it has raised, and when its task starts again: one that shall go
-    on keeps its position in ``context.state``, or is a :class:`Spout`.
+    A failed tuple is replayed from memory, at most ``max_fails`` times. After an error of the
+    generator, and after a restart of its task, the generator starts from its beginning. To continue
+    where it was, keep the position in ``context.state``, or write a :class:`Spout`.
     """
 
     _supplied = ("context",)
     reliable: ClassVar[bool] = True
-    """Whether tuples are tracked, and emitted again when they fail."""
+    """True if tuples are tracked, and replayed when they fail."""
     _items: Iterator[Any] | None = None
-    _sent = 0
+    _last_id = 0
 
     def next_tuple(self) -> None:
-        """Emit the next thing that the generator yields."""
+        """Emit the next tuple of the generator."""
         if self._items is None:
-            given = dict.fromkeys(self._supplied, self.context)
-            self._items = iter(self.function(**self._args, **given))
+            supplied = dict.fromkeys(self._supplied, self.context)
+            self._items = iter(self.function(**self._args, **supplied))
         try:
             item = next(self._items, None)
         except BaseException:
-            # A generator that has raised yields nothing any more.
+            # A generator ends when it raises: the next call needs another one.
             self._items = None
             raise
         if item is None:
             return
-        self._sent += 1
+        self._last_id += 1
         values, stream = _values(item)
         if self.reliable:
-            self.emit(values, tup_id=self._sent, stream=stream)
+            self.emit(values, tup_id=self._last_id, stream=stream)
         else:
             Spout.emit(self, values, stream=stream)
 
@@ -200,16 +208,17 @@ def bolt(
     config: Mapping[str, Any] | None = None,
     blocking: bool = False,
 ) -> Any:
-    """Make a bolt class of a function: ``@bolt`` for one without outputs, else
-    ``@bolt(outputs=[...])``.
+    """Make a bolt class of a function.
+
+    Use ``@bolt`` for a function without outputs, else ``@bolt(outputs=[...])``.
 
     Parameters without a default are fields of the input, which are checked by name and type when
     the topology is built; ``tup`` is the whole tuple, ``context`` the :class:`TopologyContext`.
-    Those with a default are arguments, ``spec(args={...})``. The function may be a generator,
+    Parameters with a default are arguments, ``spec(args={...})``. The function may be a generator,
     ``async``, or both. ``outputs``, ``par``, ``config`` and ``blocking`` are as in a :class:`Bolt`;
-    names alone get the types of the function's annotation.
+    outputs without types get those of the function's annotation.
 
-    Raises :class:`InvalidTopology` for a function that cannot be called so.
+    Raises :class:`InvalidTopology` for a function with other kinds of parameters.
     """
 
     def make(function: Callable[..., Any]) -> type[FunctionBolt]:
@@ -241,27 +250,34 @@ def spout(
     blocking: bool = False,
     reliable: bool = True,
 ) -> Any:
-    """Make a spout class of a generator: each tuple that it yields is emitted; ``yield None`` when
-    there is none now.
+    """Make a spout class of a generator, which yields its tuples.
 
-    Its parameter ``context``, if it has one, is the :class:`TopologyContext`; those with a default
-    are arguments, ``spec(args={...})``. With ``reliable`` a failed tuple is emitted again
-    (:class:`FunctionSpout`).
+    ``yield None`` when no tuple is available now. A parameter ``context`` is the
+    :class:`TopologyContext`; parameters with a default are arguments, ``spec(args={...})``. With
+    ``reliable`` a failed tuple is replayed (:class:`FunctionSpout`).
 
-    Raises :class:`InvalidTopology` for a function that is no generator, or has other parameters.
+    Raises :class:`InvalidTopology` for a function that is not a generator, or has other parameters.
     """
 
     def make(function: Callable[..., Any]) -> type[FunctionSpout]:
         name = f"@spout {function.__qualname__}"
         if not inspect.isgeneratorfunction(function):
             raise InvalidTopology(f"{name} is not a generator function: let it yield its tuples")
-        settings = {"par": par, "config": config, "blocking": blocking, "reliable": reliable}
-        made = _component(FunctionSpout, function, outputs, **settings)
-        if made._fields:
+        component = _component(
+            FunctionSpout,
+            function,
+            outputs,
+            par=par,
+            config=config,
+            blocking=blocking,
+            reliable=reliable,
+        )
+        if component._fields:
             raise InvalidTopology(
-                f"{name}: parameter {made._fields[0]!r} has no default: a spout has no input, its arguments have defaults"
+                f"{name}: parameter {component._fields[0]!r} has no default: "
+                "a spout has no input, its arguments have defaults"
             )
-        return made
+        return component
 
     return make if function is None else make(function)
 
@@ -269,16 +285,18 @@ def spout(
 def _component(
     base: type[Any], function: Callable[..., Any], outputs: Outputs, **settings: Any
 ) -> Any:
+    """Make a subclass of ``base`` that runs ``function``; it has ``settings``."""
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):
-        hints = {}  # It names types that only a type checker imports.
+        hints = {}  # Its annotations name types that only a type checker imports.
     fields: list[str] = []
     supplied: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise InvalidTopology(
-                f"{function.__qualname__} has the parameter {parameter}: name each field, values are passed by name"
+                f"{function.__qualname__} has the parameter {parameter}: "
+                "name each field, values are passed by name"
             )
         if parameter.name in base._supplied:
             supplied.append(parameter.name)
@@ -289,41 +307,61 @@ def _component(
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
         "function": staticmethod(function),
-        "outputs": _typed(outputs, hints.get("return")),
+        "outputs": _add_types(outputs, hints.get("return")),
         "_supplied": tuple(supplied),
         "_fields": tuple(fields),
         "_hints": hints,
+        **settings,
     }
-    return type(function.__name__, (base,), {**body, **settings})
+    return type(function.__name__, (base,), body)
 
 
 def _type_name(hint: Any) -> str:
-    kind = typing.get_origin(hint) or hint
-    name = getattr(kind, "__name__", "any") if isinstance(kind, type) else "any"
-    return name if name in FIELD_TYPES else "any"
+    """Name of the field type of an annotation; ``"any"`` if it is not one."""
+    hint_class = typing.get_origin(hint) or hint
+    if isinstance(hint_class, type) and hint_class.__name__ in FIELD_TYPES:
+        return hint_class.__name__
+    return "any"
 
 
-def _typed(outputs: Outputs, hint: Any) -> Outputs:
-    """Names with the types of what the function gives, where its annotation has one for each."""
-    names = [] if outputs is None or isinstance(outputs, str | Mapping) else list(outputs)
+def _accepts(parameter_type: str, field_type: str) -> bool:
+    """True if a parameter of this type may get a field of that type."""
+    if "any" in (parameter_type, field_type) or parameter_type == field_type:
+        return True
+    return parameter_type == "float" and field_type == "int"
+
+
+def _add_types(outputs: Outputs, hint: Any) -> Outputs:
+    """Add types to output names, from the annotation of the function's result.
+
+    ``outputs`` are returned unchanged if they are not plain names, or if the annotation does not
+    have one type for each name.
+    """
+    if outputs is None or isinstance(outputs, str | Mapping):
+        return outputs
+    names = list(outputs)
     if not names or not all(isinstance(name, str) for name in names):
         return outputs
-    if typing.get_origin(hint) in _SERIES and typing.get_args(hint):
+    if typing.get_origin(hint) in _ITERABLES and typing.get_args(hint):
         hint = typing.get_args(hint)[0]
-    kinds = typing.get_args(hint) if typing.get_origin(hint) is tuple else (hint,)
-    if len(kinds) != len(names):
+    hints = typing.get_args(hint) if typing.get_origin(hint) is tuple else (hint,)
+    if len(hints) != len(names):
         return outputs
-    known = [_type_name(kind) for kind in kinds]
-    return outputs if set(known) == {"any"} else dict(zip(names, known, strict=True))
+    type_names = [_type_name(item) for item in hints]
+    if set(type_names) == {"any"}:
+        return outputs
+    return dict(zip(names, type_names, strict=True))
 
 
-def _given(result: Any) -> Any:
-    """What a function gave, one after the other."""
+def _results(result: Any) -> Any:
+    """The results of a function, one after the other."""
     return result if isinstance(result, types.GeneratorType) else (result,)
 
 
 def _values(item: Any) -> tuple[Any, str | None]:
-    """Values and stream of what was yielded."""
+    """Values and stream of a yielded item."""
     if isinstance(item, Emit):
         return list(item.values), item.stream
-    return (list(item) if isinstance(item, tuple) else [item]), None
+    if isinstance(item, tuple):
+        return list(item), None
+    return [item], None

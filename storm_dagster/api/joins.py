@@ -11,6 +11,9 @@ from storm_dagster.api.windows import TupleWindow, Window, WindowedBolt
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.multimap import multimap
 
+_Row = dict[str, Tuple | None]
+"""A joined row: stream -> its tuple, ``None`` for a missing partner of a left join."""
+
 
 class Join:
     """Definition of a join, in the order of the calls (as Storm's JoinBolt)::
@@ -18,9 +21,9 @@ class Join:
         Join("orders", "customer").inner("customers", "id", "orders").left("ratings", "customer", "orders")
             .select("customer", "orders:item", "customers:name", "ratings:stars as rating")
 
-    A stream is named by the component that it comes from (with ``by="stream"`` by its own name) and
-    is always joined by one and the same field, by which it must be grouped when the bolt has
-    several tasks. A field may reach into maps: ``"user.address.city"``.
+    The name of a stream is the component that it comes from (with ``by="stream"`` its own name). A
+    stream is always joined by the same field, by which it must be grouped when the bolt has several
+    tasks. A field may be inside of maps: ``"user.address.city"``.
     """
 
     def __init__(
@@ -34,12 +37,12 @@ class Join:
         """(stream or ``""``, field, output name)."""
 
     def _join(self, kind: str, stream: str, key: str, other: str) -> Join:
-        known = [part["stream"] for part in self.parts]
-        if other not in known:
+        streams = [part["stream"] for part in self.parts]
+        if other not in streams:
             raise InvalidTopology(
-                f"join of {stream!r} with {other!r}, which is not joined before: {known}"
+                f"join of {stream!r} with {other!r}, which is not joined before: {streams}"
             )
-        if stream in known:
+        if stream in streams:
             raise InvalidTopology(f"stream {stream!r} is joined twice: a stream can take part once")
         self.parts.append({"kind": kind, "stream": stream, "key": key, "with": other})
         return self
@@ -53,15 +56,18 @@ class Join:
         return self._join("left", stream, key, other)
 
     def select(self, *fields: str) -> Join:
-        """The values to emit: ``"field"`` (of the first stream that has it), ``"stream:field"``,
-        each with ``" as name"`` if its output is to be called otherwise.
+        """Select the values to emit.
+
+        A field is ``"field"`` (of the first stream that has it) or ``"stream:field"``. Add
+        ``" as name"`` to give its output another name.
         """
+        streams = [part["stream"] for part in self.parts]
         for text in fields:
-            source, _, name = (part.strip() for part in text.partition(" as "))
-            stream, colon, field = source.rpartition(":")
-            if colon and stream not in [part["stream"] for part in self.parts]:
+            source, _, name = text.partition(" as ")
+            stream, colon, field = source.strip().rpartition(":")
+            if colon and stream not in streams:
                 raise InvalidTopology(f"select {text!r}: {stream!r} is not joined")
-            self.fields.append((stream, field, name or field.rpartition(".")[2]))
+            self.fields.append((stream, field, name.strip() or field.rpartition(".")[2]))
         names = [name for _, _, name in self.fields]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
@@ -92,17 +98,19 @@ class JoinBolt(WindowedBolt):
     ) -> Spec:
         """The join as part of a topology; the selected fields are its outputs."""
         if not join.fields:
-            raise InvalidTopology("a join selects nothing: call select(...)")
-        args = {"by": join.by, "parts": join.parts, "fields": [list(one) for one in join.fields]}
+            raise InvalidTopology("a join selects no field: call select(...)")
+        fields = [list(selection) for selection in join.fields]
+        args = {"by": join.by, "parts": join.parts, "fields": fields}
         outputs = [output for _, _, output in join.fields]
         return super().spec(name, inputs, par, config, outputs, args, window)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Find the fields of every input; :class:`InvalidTopology` for a joined or selected one
-        that is missing.
+        """Find the fields of every input.
+
+        Raises :class:`InvalidTopology` for a joined or selected field that is missing.
         """
-        self._places: dict[tuple[str, str], dict[str, int]] = {}
-        several = len(context.component_tasks(context.component)) > 1
+        self._positions: dict[tuple[str, str], dict[str, int]] = {}
+        has_several_tasks = len(context.component_tasks(context.component)) > 1
         part = context.spec.component(context.component)
         for item in part.inputs if part else ():
             fields = context.source_fields(item.component, item.stream)
@@ -110,94 +118,112 @@ class JoinBolt(WindowedBolt):
             key = self._keys.get(stream)
             if key is None:
                 raise InvalidTopology(
-                    f"bolt {context.component!r} reads {stream!r}, which its join does not name: {', '.join(self._keys)}"
+                    f"bolt {context.component!r} reads {stream!r}, which its join does not name: "
+                    f"{', '.join(self._keys)}"
                 )
             root = key.partition(".")[0]
             if root not in fields:
                 raise InvalidTopology(
-                    f"bolt {context.component!r} joins {stream!r} by {key!r}, but it has: {', '.join(fields)}"
+                    f"bolt {context.component!r} joins {stream!r} by {key!r}, "
+                    f"but it has: {', '.join(fields)}"
                 )
-            if several and item.grouping.fields != (root,):
+            if has_several_tasks and item.grouping.fields != (root,):
                 raise InvalidTopology(
-                    f"bolt {context.component!r} has several tasks: group its input {stream!r} by the join's field, "
-                    f"Grouping.fields({root!r}), or partners would not meet"
+                    f"bolt {context.component!r} has several tasks: group its input {stream!r} by "
+                    f"the join's field, Grouping.fields({root!r}), or partners would not meet"
                 )
-            self._places[(item.component, item.stream)] = {
-                field: at for at, field in enumerate(fields)
-            }
-        found = {self._stream(*source) for source in self._places}
-        missing = [stream for stream in self._keys if stream not in found]
+            positions = {field: position for position, field in enumerate(fields)}
+            self._positions[(item.component, item.stream)] = positions
+        inputs = {self._stream(*source) for source in self._positions}
+        missing = [stream for stream in self._keys if stream not in inputs]
         if missing:
             raise InvalidTopology(
-                f"bolt {context.component!r} joins {missing[0]!r}, which is none of its inputs: {', '.join(found)}"
+                f"bolt {context.component!r} joins {missing[0]!r}, which is none of its inputs: "
+                f"{', '.join(inputs)}"
             )
         self._check_selected(context.component)
 
     def _check_selected(self, component: str) -> None:
         # A field that no stream has would be None in every row, without any error.
         for stream, field in self._fields:
-            root, _, rest = field.partition(".")
-            known = {
-                name: list(places)
-                for source, places in self._places.items()
-                if stream in ("", name := self._stream(*source))
-            }
-            if any(root in fields for fields in known.values()):
+            root, _, inner = field.partition(".")
+            fields_of = self._candidate_fields(stream)
+            if any(root in fields for fields in fields_of.values()):
                 continue
-            has = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in known.items())
-            meant = (
-                f"; a field of a stream is written {root}:{rest}" if rest and root in known else ""
-            )
+            choices = "; ".join(f"{name}: {', '.join(names)}" for name, names in fields_of.items())
+            hint = ""
+            if inner and root in fields_of:
+                hint = f"; a field of a stream is written {root}:{inner}"
             raise InvalidTopology(
-                f"bolt {component!r} selects {field!r}, which no stream of its join has ({has}){meant}"
+                f"bolt {component!r} selects {field!r}, which no stream of its join has "
+                f"({choices}){hint}"
             )
+
+    def _candidate_fields(self, stream: str) -> dict[str, list[str]]:
+        """Stream -> its fields: of the named stream, or of all if ``stream`` is empty."""
+        fields_of: dict[str, list[str]] = {}
+        for source, positions in self._positions.items():
+            name = self._stream(*source)
+            if stream in ("", name):
+                fields_of[name] = list(positions)
+        return fields_of
 
     def _stream(self, component: str, stream: str) -> str:
         return component if self._by_component else stream
 
     def _value(self, tup: Tuple | None, field: str) -> Any:
-        # `None` also for a missing field.
-        root, *path = field.split(".")
-        at = None if tup is None else self._places[(tup.component, tup.stream)].get(root)
-        value = None if tup is None or at is None else tup.values[at]
-        for part in path:
-            value = value.get(part) if isinstance(value, Mapping) else None
+        """The value of a field, which may be inside of maps; ``None`` if it is missing."""
+        if tup is None:
+            return None
+        root, *inner = field.split(".")
+        position = self._positions[(tup.component, tup.stream)].get(root)
+        if position is None:
+            return None
+        value = tup.values[position]
+        for key in inner:
+            value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
     def process_window(self, window: TupleWindow) -> None:
         """Emit the joined rows of the window."""
         tuples = multimap((self._stream(tup.component, tup.stream), tup) for tup in window)
-        first, *rest = self._parts
-        rows: list[dict[str, Tuple | None]] = [
-            {first["stream"]: tup} for tup in tuples.get(first["stream"], [])
-        ]
-        for part in rest:
-            stream, other = part["stream"], part["with"]
-            partners = multimap(
-                (_hashable(self._value(tup, part["key"])), tup) for tup in tuples.get(stream, [])
-            )
-            joined: list[dict[str, Tuple | None]] = []
-            for row in rows:
-                value = _hashable(self._value(row[other], self._keys[other]))
-                found: Iterable[Tuple | None] = partners.get(value, ()) if value is not None else ()
-                if not found and part["kind"] == "left":
-                    found = (None,)
-                joined += [{**row, stream: tup} for tup in found]
-            rows = joined
+        first_stream = self._parts[0]["stream"]
+        rows: list[_Row] = [{first_stream: tup} for tup in tuples.get(first_stream, [])]
+        for part in self._parts[1:]:
+            rows = self._join_stream(rows, part, tuples.get(part["stream"], []))
         for row in rows:
-            self.emit([self._selected(row, stream, field) for stream, field in self._fields])
+            self.emit([self._select(row, stream, field) for stream, field in self._fields])
 
-    def _selected(self, row: Mapping[str, Tuple | None], stream: str, field: str) -> Any:
+    def _join_stream(
+        self, rows: list[_Row], part: Mapping[str, str], tuples: Sequence[Tuple]
+    ) -> list[_Row]:
+        """Join the rows with the tuples of one more stream."""
+        other = part["with"]
+        partners = multimap((_hashable(self._value(tup, part["key"])), tup) for tup in tuples)
+        joined: list[_Row] = []
+        for row in rows:
+            value = _hashable(self._value(row[other], self._keys[other]))
+            matches: Iterable[Tuple | None] = ()
+            if value is not None:
+                matches = partners.get(value, ())
+            if not matches and part["kind"] == "left":
+                matches = (None,)
+            joined += [{**row, part["stream"]: tup} for tup in matches]
+        return joined
+
+    def _select(self, row: _Row, stream: str, field: str) -> Any:
+        """The value of a selected field in a joined row."""
         if stream:
             return self._value(row[stream], field)
         root = field.partition(".")[0]
         for tup in row.values():
-            if tup is not None and root in self._places[(tup.component, tup.stream)]:
+            if tup is not None and root in self._positions[(tup.component, tup.stream)]:
                 return self._value(tup, field)
         return None
 
 
 def _hashable(value: Any) -> Any:
+    """A hashable form of a join's key: tuples in place of sequences and maps."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return tuple([_hashable(part) for part in value])
     if isinstance(value, Mapping):

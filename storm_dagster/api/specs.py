@@ -16,8 +16,9 @@ Outputs = Sequence[Any] | Mapping[str, Any] | None
 
 
 class Stream:
-    """One output stream: its fields, its name, and whether the emitter chooses the receiving
-    task.
+    """One output stream: its fields and name.
+
+    On a ``direct`` stream the emitter chooses the receiving task.
     """
 
     __slots__ = ("direct", "fields", "name", "types")
@@ -28,8 +29,10 @@ class Stream:
         name: str = topology.DEFAULT_STREAM,
         direct: bool = False,
     ) -> None:
-        """``fields``: names, or a map from names to types (``str``, ``int``, ``float``, ``bool``,
-        ``bytes``, ``list``, ``dict``, ``datetime``, ``object`` for anything): values of typed
+        """Declare a stream.
+
+        ``fields`` are names, or a map from names to types (``str``, ``int``, ``float``, ``bool``,
+        ``bytes``, ``list``, ``dict``, ``datetime``, ``object`` for any value). Values of typed
         streams are checked when they are emitted.
         """
         if isinstance(fields, str):
@@ -37,11 +40,9 @@ class Stream:
                 f"stream {name!r}: fields must be a list of names, got the string {fields!r}"
             )
         self.fields: tuple[str, ...] = tuple(fields)
-        self.types: tuple[str, ...] | tuple[()] = (
-            tuple(_type_name(kind, name) for kind in fields.values())
-            if isinstance(fields, Mapping)
-            else ()
-        )
+        self.types: tuple[str, ...] | tuple[()] = ()
+        if isinstance(fields, Mapping):
+            self.types = tuple(_type_name(field_type, name) for field_type in fields.values())
         self.name: str = name
         self.direct: bool = bool(direct)
         wrong = [field for field in self.fields if not isinstance(field, str) or not field]
@@ -58,8 +59,9 @@ class Stream:
 
 
 def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, topology.StreamSpec]:
-    """The ``outputs`` of a component, field names or :class:`Stream` objects, as specs by stream
-    name.
+    """Specs of the ``outputs`` of a component, by stream name.
+
+    ``outputs`` are field names or :class:`Stream` objects.
     """
     if outputs is None:
         return {}
@@ -67,37 +69,42 @@ def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, topolog
         raise InvalidTopology(
             f"{owner}: outputs must be a list of names or streams, got the string {outputs!r}"
         )
-    given: list[Any] = [Stream(outputs)] if isinstance(outputs, Mapping) else list(outputs)
-    streams = [item for item in given if isinstance(item, Stream)]
-    if given and not streams:
-        streams = [Stream(fields=given)]
-    elif len(streams) != len(given):
+    items: list[Any] = [Stream(outputs)] if isinstance(outputs, Mapping) else list(outputs)
+    streams = [item for item in items if isinstance(item, Stream)]
+    if items and not streams:
+        streams = [Stream(fields=items)]
+    elif len(streams) != len(items):
         raise InvalidTopology(f"{owner}: outputs mix field names and streams: use one of the two")
-    found: dict[str, topology.StreamSpec] = {}
+    specs: dict[str, topology.StreamSpec] = {}
     for stream in streams:
-        if stream.name in found:
+        if stream.name in specs:
             raise InvalidTopology(
                 f"{owner} declares stream {stream.name!r} twice: give each its own name"
             )
-        found[stream.name] = topology.StreamSpec(
+        specs[stream.name] = topology.StreamSpec(
             fields=stream.fields, direct=stream.direct, types=stream.types
         )
-    return found
+    return specs
 
 
-def _type_name(kind: Any, stream: str) -> str:
-    name = "any" if kind in (object, Any) else getattr(kind, "__name__", str(kind))
+def _type_name(field_type: Any, stream: str) -> str:
+    """The name of a field type, as topologies are stored with."""
+    if field_type in (object, Any):
+        return "any"
+    name = getattr(field_type, "__name__", str(field_type))
     if name not in topology.FIELD_TYPES:
         raise InvalidTopology(
-            f"stream {stream!r}: {kind!r:.60} is not a field type, use one of {', '.join(topology.FIELD_TYPES)}"
+            f"stream {stream!r}: {field_type!r:.60} is not a field type, "
+            f"use one of {', '.join(topology.FIELD_TYPES)}"
         )
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOf:
-    """One stream of a component: ``spec["stream"]``. ``component`` is a spec, or the id of a
-    component.
+    """One stream of a component: ``spec["stream"]``.
+
+    ``component`` is a spec, or the id of a component.
     """
 
     component: Any
@@ -105,15 +112,16 @@ class StreamOf:
 
 
 Inputs = Union[None, "Spec", StreamOf, str, Iterable[Any], Mapping[Any, Any]]
-"""Specs, streams of specs or component ids; alone, in a list (shuffled), or as keys of a map to
-groupings.
+"""Inputs of a component: specs, streams of specs or component ids.
+
+A single one, a list (shuffled), or a map from them to groupings.
 """
 
 
 class Spec:
-    """A spout or bolt with its inputs, parallelism and conf. Made by ``Component.spec(...)``.
+    """A spout or bolt with its inputs, parallelism and conf.
 
-    Everything is checked when the topology is built, so that errors can name the component.
+    ``Component.spec(...)`` creates it. Everything is checked when the topology is built, so that errors can name the component.
     """
 
     def __init__(
@@ -150,10 +158,10 @@ class Spec:
         return stream_specs(self.outputs, f"{self.kind} {self.name!r}")
 
     def to_component(self, names: Mapping[int, str]) -> topology.ComponentSpec:
-        """The serializable form. ``names``: ``id()`` of each spec of the topology -> its component
-        id.
+        """The serializable form.
 
-        Raises :class:`InvalidTopology` naming the component and what is wrong with it.
+        ``names`` maps ``id()`` of each spec of the topology to its component id. Raises
+        :class:`InvalidTopology` that names the component and its problem.
         """
         owner = f"{self.kind} {self.name!r}"
         if isinstance(self.par, bool) or not isinstance(self.par, int) or self.par < 1:
@@ -179,21 +187,14 @@ class Spec:
         )
 
     def _inputs(self, owner: str, names: Mapping[int, str]) -> Iterable[topology.InputSpec]:
-        given = self.inputs
-        if given is None:
-            pairs: list[tuple[Any, Any]] = []
-        elif isinstance(given, Mapping):
-            pairs = list(given.items())
-        elif isinstance(given, Spec | StreamOf | str):
-            pairs = [(given, Grouping.SHUFFLE)]
-        else:
-            pairs = [(source, Grouping.SHUFFLE) for source in given]
+        pairs = self._source_groupings()
         if self.kind == "spout" and pairs:
             raise InvalidTopology(f"{owner} has inputs: spouts have none, make it a Bolt")
         for source, grouping in pairs:
             stream = topology.DEFAULT_STREAM
             if isinstance(source, StreamOf):
-                source, stream = source.component, source.stream
+                stream = source.stream
+                source = source.component
             if isinstance(source, Spec):
                 component = names.get(id(source))
                 if component is None:
@@ -208,16 +209,29 @@ class Spec:
                 )
             if not isinstance(grouping, GroupingSpec):
                 raise InvalidTopology(
-                    f"{owner}: the grouping of input {component!r} must be a Grouping, got {grouping!r:.60}"
+                    f"{owner}: the grouping of input {component!r} must be a Grouping, "
+                    f"got {grouping!r:.60}"
                 )
             yield topology.InputSpec(component=component, stream=stream, grouping=grouping)
 
+    def _source_groupings(self) -> list[tuple[Any, Any]]:
+        """(source, grouping) of each input; sources without a grouping are shuffled."""
+        inputs = self.inputs
+        if inputs is None:
+            return []
+        if isinstance(inputs, Mapping):
+            return list(inputs.items())
+        if isinstance(inputs, Spec | StreamOf | str):
+            return [(inputs, Grouping.SHUFFLE)]
+        return [(source, Grouping.SHUFFLE) for source in inputs]
 
-def _json_map(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+
+def _json_map(value: Mapping[str, Any], subject: str) -> dict[str, Any]:
+    """A copy of the map as JSON restores it; ``subject`` names the map in errors."""
     if not all(isinstance(key, str) for key in value):
-        raise InvalidTopology(f"{what}: keys must be strings, got {list(value)!r:.80}")
+        raise InvalidTopology(f"{subject}: keys must be strings, got {list(value)!r:.80}")
     try:
         loaded = json.loads(json.dumps(dict(value), allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise InvalidTopology(f"{what} must hold JSON values only: {error}") from None
+        raise InvalidTopology(f"{subject} must hold JSON values only: {error}") from None
     return loaded

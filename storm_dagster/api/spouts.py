@@ -11,8 +11,8 @@ from storm_dagster.model.values import copy_value
 class Spout(Component):
     """A source of tuples.
 
-    The worker polls ``next_tuple``, on its one loop unless ``blocking`` is set; a call that emits
-    nothing makes it pause.
+    The worker polls ``next_tuple``, on its one loop unless ``blocking`` is set. After a call that
+    emits no tuple it pauses.
 
     On the loop the worker binds ``emit`` at run time: an **instance attribute**, a closure over the
     task's routes, replaces the method unless the class overrides ``emit``. The reason is measured
@@ -26,27 +26,34 @@ class Spout(Component):
         """Emit any number of tuples."""
 
     def ack(self, tup_id: Any) -> None:
-        """The tuple emitted with ``tup_id``, and everything anchored to it, has been processed."""
+        """Called when the tuple emitted with ``tup_id`` has been processed.
+
+        All tuples anchored to it have been processed, too.
+        """
 
     def fail(self, tup_id: Any) -> None:
-        """The tuple emitted with ``tup_id`` failed, or did not complete within the message
-        timeout.
+        """Called when the tuple emitted with ``tup_id`` failed.
+
+        It also fails if it did not complete within the message timeout.
         """
 
     def given_up(self, tup_id: Any) -> None:
-        """The tuple failed ``topology.dead.letter.tries`` times and is a dead letter now: it is
-        settled, as after ``ack``, which this calls.
+        """Called when the tuple emitted with ``tup_id`` has become a dead letter.
+
+        It failed ``topology.dead.letter.tries`` times and is complete, as after ``ack``, which this
+        method calls by default.
         """
         self.ack(tup_id)
 
     def _lost(self, tup_id: Any) -> None:
-        """As ``fail``, for a reason that says nothing about the tuple: a worker with parts of it
-        ended, or this task.
+        """As ``fail``, for a reason outside of the tuple.
+
+        A worker with parts of the tuple ended, or this task.
         """
         self.fail(tup_id)
 
     def _on_clock(self) -> None:
-        """Called every 0.1 s or so, also while the spout may not emit."""
+        """Called about every 0.1 s, also while the spout must not emit."""
 
     def give_up(
         self,
@@ -57,11 +64,10 @@ class Spout(Component):
         reason: Any = None,
         position: Any = None,
     ) -> bool:
-        """Keep a tuple that is not to be emitted again as a dead letter; nothing is called back.
-        ``False``: it could not be kept, which is reported.
+        """Keep a tuple as a dead letter instead of a replay, without a callback.
 
-        ``reason``: an exception or text, by default why it failed last. ``position``: where it is
-        in the source.
+        Returns ``False``, and reports an error, if it could not be kept. ``reason`` is an exception
+        or text, by default the reason of its last failure. ``position`` is its place in the source.
         """
         return self._bound().give_up(tup_id, tup, stream, direct_task, reason, position)
 
@@ -69,8 +75,9 @@ class Spout(Component):
         """Called when the topology becomes active."""
 
     def deactivate(self) -> None:
-        """Called when the topology becomes inactive; ``next_tuple`` is not called until
-        ``activate``.
+        """Called when the topology becomes inactive.
+
+        ``next_tuple`` is not called until ``activate``.
         """
 
     def emit(
@@ -91,13 +98,13 @@ class Spout(Component):
 
 
 class ReliableSpout(Spout):
-    """A spout that emits a failed tuple again, at most ``max_fails`` times."""
+    """A spout that replays a failed tuple, at most ``max_fails`` times."""
 
     max_fails = 3
 
     @property
     def failed_tuples(self) -> Counter[Any]:
-        """Tuple id -> how often it failed since it was last acked or given up."""
+        """Tuple id -> number of its failures since it was last acked or given up."""
         return self.__dict__.setdefault("_failed", Counter())
 
     @property
@@ -117,15 +124,15 @@ class ReliableSpout(Spout):
         if tup_id is None:
             raise ValueError("a ReliableSpout needs a tup_id for every tuple: pass tup_id=...")
         self.unacked_tuples[tup_id] = (tup, stream, direct_task, need_task_ids)
-        sent = super().emit(tup, tup_id, stream, direct_task, need_task_ids)
-        # The spout may use its own lists again.
+        task_ids = super().emit(tup, tup_id, stream, direct_task, need_task_ids)
+        # A copy: the spout may reuse its own lists.
         self.unacked_tuples[tup_id] = (
             [copy_value(value) for value in tup],
             stream,
             direct_task,
             need_task_ids,
         )
-        return sent
+        return task_ids
 
     def ack(self, tup_id: Any) -> None:
         """Drop the tuple."""
@@ -133,26 +140,27 @@ class ReliableSpout(Spout):
         self.unacked_tuples.pop(tup_id, None)
 
     def _lost(self, tup_id: Any) -> None:
-        """As :meth:`fail`, without a failure that counts: workers that are replaced one after the
-        other kill no tuple.
+        """As :meth:`fail`, but the failure does not count.
+
+        So a tuple does not become a dead letter when many workers are replaced one after the other.
         """
         if tup_id in self.unacked_tuples:
             self.failed_tuples[tup_id] -= 1
         self.fail(tup_id)
 
     def fail(self, tup_id: Any) -> None:
-        """Emit the tuple again; after ``max_fails`` failures it becomes a dead letter."""
-        saved = self.unacked_tuples.get(tup_id)
-        if saved is None:
+        """Replay the tuple; after ``max_fails`` failures it becomes a dead letter."""
+        saved_emit = self.unacked_tuples.get(tup_id)
+        if saved_emit is None:
             self.logger.warning("tuple %r failed, but is unknown or finished", tup_id)
             return
+        tup, stream, direct_task, need_task_ids = saved_emit
         self.failed_tuples[tup_id] += 1
         if self.failed_tuples[tup_id] > self.max_fails:
             self.failed_tuples.pop(tup_id, None)
             self.unacked_tuples.pop(tup_id, None)
-            self.give_up(tup_id, *saved[:3])
+            self.give_up(tup_id, tup, stream, direct_task)
             return
-        tup, stream, direct_task, need_task_ids = saved
         self.emit(
             tup, tup_id=tup_id, stream=stream, direct_task=direct_task, need_task_ids=need_task_ids
         )

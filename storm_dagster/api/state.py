@@ -25,7 +25,7 @@ class StateChanges:
     forgotten: tuple[str, ...] = ()
     """Ids that no longer count as applied, also if they are in ``applied``."""
     clears: bool = False
-    """Whether everything before is dropped."""
+    """True if all earlier values and ids are dropped."""
 
 
 class StateStore(Protocol):
@@ -51,8 +51,9 @@ class StateStore(Protocol):
         ...
 
     def write(self, changes: StateChanges, *, sync: bool) -> None:
-        """Store all changes or none; durable when it returns, with ``sync`` also after a power
-        cut.
+        """Store all changes or none.
+
+        They are durable when it returns, with ``sync`` also after a power cut.
         """
         ...
 
@@ -71,16 +72,16 @@ def _encode(key: str, value: Any) -> bytes:
 class TaskState:
     """Map of strings to the values that tuples may hold, and a set of applied ids.
 
-    :meth:`save` changes both in one transaction: after a crash all or nothing is stored. So a bolt
-    that saves the id of a line together with the changed counts, and acks only then, counts every
-    line exactly once, although lines are delivered at least once::
+    :meth:`save` changes both in one transaction: after a crash all changes are stored or none. So a
+    bolt that saves the id of a line together with the changed counts, and acks only then, counts
+    every line exactly once, although lines are delivered at least once::
 
         if not state.applied(line_id):
             state.save({word: state.get(word, 0) + n for word, n in counts.items()}, applied=[line_id])
         self.ack(tup)
 
     A component has it as ``self.context.state``. For tests and tools,
-    ``storm_dagster.testing.task_state`` opens or reads that of any task.
+    ``storm_dagster.testing.task_state`` opens or reads the state of any task.
     """
 
     def __init__(self, store: StateStore) -> None:
@@ -92,7 +93,7 @@ class TaskState:
     @property
     def _store(self) -> StateStore:
         if self._open_store is None:
-            raise InvalidRequest(f"the state in {self.path} is closed: use context.state again")
+            raise InvalidRequest(f"the state in {self.path} is closed: use context.state instead")
         return self._open_store
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -114,7 +115,7 @@ class TaskState:
             return len(self._store.values)
 
     def applied(self, id: object) -> bool:
-        """Whether the id was saved as applied."""
+        """True if the id was saved as applied."""
         with self._lock:
             return self._store.is_applied(str(id))
 
@@ -132,15 +133,16 @@ class TaskState:
         forget: Iterable[object] = (),
         sync: bool = False,
     ) -> None:
-        """Set ``values``, delete the keys ``remove``, add ids to the applied ones and drop those in
-        ``forget``.
+        """Store all these changes, or none.
 
-        All or nothing. It survives the death of the process at once, and with ``sync`` also a power
-        cut. Raises :class:`Unavailable`, having changed nothing, when the worker's lease has ended:
-        then another worker may own the task.
+        Sets ``values``, deletes the keys ``remove``, adds the ids ``applied`` and drops the ids
+        ``forget``. When it returns, the changes survive the death of the process, and with ``sync``
+        also a power cut. Raises :class:`Unavailable`, without a change, when the worker's lease has
+        ended: then another worker may own the task.
         """
+        encoded = {str(key): _encode(key, value) for key, value in (values or {}).items()}
         changes = StateChanges(
-            values={str(key): _encode(key, value) for key, value in (values or {}).items()},
+            values=encoded,
             removed=tuple([str(key) for key in remove]),
             applied=tuple([str(id) for id in applied]),
             forgotten=tuple([str(id) for id in forget]),

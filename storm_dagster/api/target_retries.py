@@ -35,7 +35,7 @@ class TargetRetries:
         return context.now_ms() >= self._bolt._room_at and context.may_write()
 
     def wait(self, pause_ms: int | None = None) -> None:
-        """Retry after ``pause_ms``, by default after a pause that doubles from 0.5 s to 10 s."""
+        """Retry after ``pause_ms``; by default the pause doubles from 0.5 s to 10 s."""
         bolt = self._bolt
         now = bolt.context.now_ms()
         self.since_ms = self.since_ms or now

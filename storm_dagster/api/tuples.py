@@ -1,4 +1,4 @@
-"""Tuples, which components send each other."""
+"""Tuples, which components send to each other."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -12,8 +12,9 @@ SYSTEM_TASK = -1
 
 
 class Values(list[Any]):
-    """Values of a tuple: a list that has the stream's fields as attributes, is hashable, and equals
-    tuples too.
+    """Values of a tuple: a list that has the stream's fields as attributes.
+
+    Unlike a list it is hashable, and equals a tuple of the same values.
     """
 
     __slots__ = ()
@@ -22,19 +23,23 @@ class Values(list[Any]):
 
     @classmethod
     def of_stream(cls, fields: Sequence[str]) -> "type[Values]":
-        """The class for the values of a stream. A field hides a method of lists (``count``)."""
-        names = {
-            name: property(itemgetter(at))
-            for at, name in enumerate(fields)
-            if not name.startswith("_")
-        }
-        return type("Values", (cls,), {"__slots__": (), "_fields": tuple(fields), **names})
+        """The class for the values of a stream.
+
+        A field hides a method of lists with the same name (``count``).
+        """
+        attributes: dict[str, Any] = {"__slots__": (), "_fields": tuple(fields)}
+        for position, name in enumerate(fields):
+            if not name.startswith("_"):
+                attributes[name] = property(itemgetter(position))
+        return type("Values", (cls,), attributes)
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self))
 
     def __eq__(self, other: object) -> bool:
-        return tuple(self) == tuple(other) if isinstance(other, list | tuple) else NotImplemented
+        if isinstance(other, list | tuple):
+            return tuple(self) == tuple(other)
+        return NotImplemented
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -53,7 +58,10 @@ class Values(list[Any]):
 
 
 class TupleId(int):
-    """Id of a received tuple. ``ack``, ``fail`` and ``anchors`` take it in place of the tuple."""
+    """Id of a received tuple.
+
+    ``ack``, ``fail`` and ``anchors`` accept it in place of the tuple.
+    """
 
     travels_as = int
     _tuple: Any
@@ -71,8 +79,9 @@ class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
     """
 
     id: int | str
-    """Unique within the receiving worker; a replayed tuple has a new one. 0 makes one when it is
-    asked for.
+    """Unique within the receiving worker; a replayed tuple has another one.
+
+    0 is replaced by a new id at the first access.
     """
     component: str
     """Component id of the sender."""
@@ -90,26 +99,27 @@ class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
         )
 
 
-_NUMBER = Tuple.__dict__["id"]
+_STORED_ID = Tuple.__dict__["id"]
+"""The slot of the struct behind the property ``Tuple.id``."""
 _next_number = count(1).__next__
 
 
 def _id_of(tup: Tuple) -> Any:
-    number = _NUMBER.__get__(tup)
+    number = _STORED_ID.__get__(tup)
     if type(number) is not int:
         return number
     if not number:
         number = _next_number()
-        _NUMBER.__set__(tup, number)
-    # Made when it is asked for: a tuple that knew its id object would never be freed.
-    found = TupleId(number)
-    found._tuple = tup
-    return found
+        _STORED_ID.__set__(tup, number)
+    # Created at each access: a tuple that referred to its id object would never be freed.
+    tuple_id = TupleId(number)
+    tuple_id._tuple = tup
+    return tuple_id
 
 
 Tuple.id = property(_id_of)  # type: ignore[assignment]
 
 
 def is_tick(tup: Tuple) -> bool:
-    """Whether the tuple is a tick of the system."""
+    """True if the tuple is a tick of the system."""
     return tup.stream == TICK_STREAM and tup.component == "__system"

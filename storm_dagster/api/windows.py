@@ -12,27 +12,36 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
 
 LATE_FIELDS = ("late_tuple", "component", "stream")
-"""Fields of the stream of late tuples: the values of the tuple (a list), and where it came from."""
+"""Fields of the stream of late tuples: the values of the tuple (a list), and its sender."""
 
 _PREFIX = "topology.bolts."
 
 
-def _count_or_ms(what: str, count: int | None, secs: float | None) -> tuple[str, int]:
+def _count_or_ms(subject: str, count: int | None, secs: float | None) -> tuple[str, int]:
+    """Unit, the last part of a conf key, and number of a length.
+
+    ``subject`` names the length in errors.
+    """
     if (count is None) == (secs is None):
-        raise InvalidTopology(f"{what} is a number of tuples or a time: give one of the two")
-    given = count if count is not None else round((secs or 0) * 1000)
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise InvalidTopology(f"{subject} is a number of tuples or a time: give one of the two")
+    if count is not None:
+        unit = "count"
+        number = count
+    else:
+        unit = "duration.ms"
+        number = round((secs or 0) * 1000)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise InvalidTopology(
-            f"{what} must be at least one tuple or one millisecond, got {count or secs!r}"
+            f"{subject} must be at least one tuple or one millisecond, got {count or secs!r}"
         )
-    return ("count" if count is not None else "duration.ms"), given
+    return unit, number
 
 
 @dataclass(frozen=True)
 class Window:
-    """Definition of windows; create it by :meth:`tumbling`, :meth:`sliding` or :meth:`session`.
+    """Definition of windows.
 
-    A window in time ends at a multiple of its interval (since 1970) and contains timestamps after
+    Create it by :meth:`tumbling`, :meth:`sliding` or :meth:`session`. A window in time ends at a multiple of its interval (since 1970) and contains timestamps after
     ``end - length`` and not after ``end``.
     """
 
@@ -59,8 +68,10 @@ class Window:
         every: int | None = None,
         every_secs: float | None = None,
     ) -> Window:
-        """The last ``count`` tuples or ``secs`` seconds, evaluated after ``every`` tuples or
-        ``every_secs`` seconds; without an interval with every tuple.
+        """The last ``count`` tuples or ``secs`` seconds.
+
+        They are evaluated after ``every`` tuples or ``every_secs`` seconds; without an interval at
+        every tuple.
         """
         unit, length = _count_or_ms("the length of a sliding window", count, secs)
         conf = {f"{_PREFIX}window.length.{unit}": length}
@@ -71,14 +82,14 @@ class Window:
 
     @staticmethod
     def session(*, gap_secs: float, key: str | None = None) -> Window:
-        """Tuples without a gap of ``gap_secs``; with ``key`` (a field), per value of it."""
+        """Tuples without a gap of ``gap_secs``; with ``key``, per value of that field."""
         _, gap = _count_or_ms("the gap between sessions", None, gap_secs)
         return Window({f"{_PREFIX}window.session.gap.ms": gap}, key)
 
 
 @dataclass
 class TupleWindow:
-    """Argument of ``process_window``. Iterates over the tuples in order of their time."""
+    """Argument of ``process_window``: its tuples, in order of their time."""
 
     tuples: list[Tuple]
     new: list[Tuple] = field(default_factory=list)
@@ -86,11 +97,12 @@ class TupleWindow:
     expired: list[Tuple] = field(default_factory=list)
     """Tuples of the previous window that are not in this one."""
     start_ms: int | None = None
-    """Exclusive (of a session: the time of its first tuple); ``None`` for a window of a number of
-    tuples.
+    """Exclusive start (of a session: the time of its first tuple).
+
+    ``None`` for a window of a number of tuples.
     """
     end_ms: int | None = None
-    """Inclusive (of a session: when it counts as ended); milliseconds since 1970."""
+    """Inclusive end (of a session: the time it counts as ended); milliseconds since 1970."""
     key: Any = None
     """The key of a session."""
 
@@ -101,22 +113,31 @@ class TupleWindow:
         return len(self.tuples)
 
 
+def _as_streams(outputs: Any) -> list[Stream]:
+    """Outputs as streams: field names are those of the default stream."""
+    outputs = outputs or ()
+    if all(isinstance(item, Stream) for item in outputs):
+        return list(outputs)
+    return [Stream(outputs)]
+
+
 class WindowedBolt(GatheringBolt):
-    """Gathers tuples into windows and calls ``process_window`` for each one that is due.
+    """Bolt that gathers tuples into windows and processes each window when it is due.
 
-    A tuple is acked when a checkpoint holds it (see :class:`StatefulBolt`), not when its windows
-    close; ``ack`` and ``fail`` of the tuples of a window do nothing. What a window emits is in the
-    checkpoint that ends the window. It is sent after that, by the task itself, until its tree is
-    complete: at least once, with the same contents.
+    It calls ``process_window`` for each window. A tuple is acked when a checkpoint contains it (see
+    :class:`StatefulBolt`), not when its windows close; ``ack`` and ``fail`` of the tuples of a
+    window have no effect. The emitted tuples of a window are in the checkpoint that ends the
+    window. The task sends them after that checkpoint, until their trees are complete: at least
+    once, with the same contents.
 
-    A window that raises is tried again, after pauses of up to a minute, and the windows after it
-    wait; with ``window_tries`` it is dropped after so many tries.
+    A window that raises is retried, after pauses of up to a minute, and the windows after it wait;
+    with ``window_tries`` it is dropped after so many tries.
 
     By default a tuple's time is that of its arrival. With ``timestamp_field`` (milliseconds
-    since 1970) windows follow the data: they are evaluated when the watermark, the least of the
-    newest stamps of all sending tasks less ``lag_secs``, has passed their end. A task that is
-    silent for ``idle_secs`` does not count. Later tuples are late: emitted on ``late_stream``,
-    or else logged and dropped.
+    since 1970) windows follow the data: they are evaluated when the watermark, the minimum of the
+    newest stamps of all sending tasks minus ``lag_secs``, has passed their end. A task that is
+    silent for ``idle_secs`` does not count. Tuples that arrive after that are late: emitted on
+    ``late_stream``, or else logged and dropped.
     """
 
     window: ClassVar[Window | None] = None
@@ -125,12 +146,14 @@ class WindowedBolt(GatheringBolt):
     watermark_secs: ClassVar[float | None] = None
     """Pause between two watermarks; 1 s by default."""
     idle_secs: ClassVar[float | None] = None
-    """Silence of a sending task after which the watermark does not wait for it; 10 s by default."""
+    """Silence of a sending task after which the watermark ignores it; 10 s by default."""
     late_stream: ClassVar[str | None] = None
     window_tries: ClassVar[int | None] = None
     message_id: ClassVar[str | Sequence[str] | None] = None
-    """Fields whose values make the id of a tuple on its stream, so that a replayed tuple is not
-    held twice. Needs inputs grouped by fields, or one task.
+    """Fields whose values are the id of a tuple on its stream.
+
+    A replayed tuple is then not kept twice. The inputs must be grouped by fields, or the bolt must
+    have one task.
     """
 
     auto_ack: ClassVar[bool] = True
@@ -151,9 +174,9 @@ class WindowedBolt(GatheringBolt):
         if cls.timestamp_field is not None:
             config[f"{_PREFIX}tuple.timestamp.field.name"] = cls.timestamp_field
             times["tuple.timestamp.max.lag.ms"] = cls.lag_secs
-        config.update(
-            {_PREFIX + key: round(secs * 1000) for key, secs in times.items() if secs is not None}
-        )
+        for key, secs in times.items():
+            if secs is not None:
+                config[_PREFIX + key] = round(secs * 1000)
         if cls.late_stream is not None:
             config[f"{_PREFIX}late.tuple.stream"] = cls.late_stream
         return config
@@ -169,28 +192,25 @@ class WindowedBolt(GatheringBolt):
         args: Mapping[str, Any] | None = None,
         window: Window | None = None,
     ) -> Spec:
-        """As :meth:`Component.spec`; ``window`` lies over the class's own. The late stream is
-        declared.
+        """As :meth:`Component.spec`; ``window`` overrides that of the class.
+
+        The stream of late tuples is added to the outputs.
         """
         if window is not None:
-            lengths = [
+            class_keys = [
                 key for key in cls.component_config({}) if key.startswith(f"{_PREFIX}window.")
             ]
-            config = {**dict.fromkeys(lengths), **window.conf, **(config or {})}
+            config = {**dict.fromkeys(class_keys), **window.conf, **(config or {})}
             if window.key is not None:
                 config[f"{_PREFIX}window.session.key"] = window.key
         elif cls.window is not None and cls.window.key is not None:
             config = {f"{_PREFIX}window.session.key": cls.window.key, **(config or {})}
-        made = super().spec(name, inputs, par, config, outputs, args)
-        made.config = {key: value for key, value in made.config.items() if value is not None}
-        late = made.config.get(f"{_PREFIX}late.tuple.stream")
-        if late is not None:
-            given: Any = made.outputs or ()
-            streams = (
-                list(given) if all(isinstance(item, Stream) for item in given) else [Stream(given)]
-            )
-            made.outputs = [*streams, Stream(LATE_FIELDS, name=late)]
-        return made
+        spec = super().spec(name, inputs, par, config, outputs, args)
+        spec.config = {key: value for key, value in spec.config.items() if value is not None}
+        late_stream = spec.config.get(f"{_PREFIX}late.tuple.stream")
+        if late_stream is not None:
+            spec.outputs = [*_as_streams(spec.outputs), Stream(LATE_FIELDS, name=late_stream)]
+        return spec
 
     def emit(
         self,
@@ -200,8 +220,10 @@ class WindowedBolt(GatheringBolt):
         direct_task: int | None = None,
         need_task_ids: bool = False,
     ) -> list[int] | None:
-        """As :meth:`Bolt.emit`. In ``process_window`` the tuple is sent after the checkpoint, and
-        ``anchors`` mean nothing, except that ``[]`` sends it untracked at once.
+        """As :meth:`Bolt.emit`, except in ``process_window``.
+
+        There the tuple is sent after the checkpoint and ``anchors`` are ignored, except that ``[]``
+        sends it untracked at once.
         """
         if self._driver is None:
             return super().emit(tup, stream, anchors, direct_task, need_task_ids)

@@ -1,5 +1,4 @@
-"""Sources and sinks: what stands between a topology and the systems that it reads from and writes
-to.
+"""Sources and sinks: connections of a topology to other systems.
 
 Importing this package imports no client library: each module imports its own when a task opens.
 """

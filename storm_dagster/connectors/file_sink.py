@@ -18,19 +18,22 @@ from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 _log = logging.getLogger(__name__)
-_WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci"}
-"""Stores where a file appears when all of it is written. Elsewhere it gets its name then."""
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci"}
+"""Protocols where a file appears when all of it is written.
+
+Elsewhere the sink renames a complete file to its name.
+"""
 _TOKEN = re.compile(r"-(\d{12})(?:-[0-9a-f]{16})?\.\w+$")
 
 
 class FileSink:
-    """Writes each batch to a file of its own below ``url``. ``s3://`` needs the extra ``s3``,
-    others their fsspec package.
+    """Sink that writes each batch to its own file below ``url``.
 
-    A file is there with all of its rows or not at all. The newest token of a task is in the name of
-    its newest file: leave that one when you move files away. ``format`` is ``jsonl``, ``csv`` (with
-    a header) or ``parquet``. The conf has the options of the file system below ``prefix``:
-    ``files.endpoint_url``, ``files.key``, ``files.secret.file``.
+    ``s3://`` needs the extra ``s3``, other protocols their fsspec package. A file has all of its
+    rows, or does not exist. The newest token of a task is in the name of its newest file: keep that
+    file when you move files away. ``format`` is ``jsonl``, ``csv`` (with a header) or ``parquet``.
+    The conf has the options of the file system below ``prefix``: ``files.endpoint_url``,
+    ``files.key``, ``files.secret.file``.
     """
 
     def __init__(
@@ -44,93 +47,127 @@ class FileSink:
             raise InvalidRequest(
                 f"{format!r} is not a format of files: use one of {', '.join(_FORMATS)}"
             )
-        self._url, self._format, self._prefix = url, format, prefix
+        self._url = url
+        self._format = format
+        self._prefix = prefix
         self.assets = assets_of("files", url)
         self._fs: Any = None
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Find the newest file of the owner. An earlier opening of the owner finishes no file any
-        more, on file systems and on S3. Other object storage has no means for that: there only the
-        worker's lease ends it, which is logged.
+        """Find the newest file of the owner.
+
+        On file systems and on S3, an earlier opening of the owner then cannot finish a file. Other
+        object storage has no means for that: there only the worker's lease ends it, which is
+        logged.
         """
-        fs, folder = file_system(self._url, client_settings(conf, self._prefix))
-        me, self._opening = file_name_of(owner), secrets.token_hex(8)
-        self._fs, self._path, self._staging = fs, f"{folder.rstrip('/')}/{me or 'part'}", ""
+        fs, path = file_system(self._url, client_settings(conf, self._prefix))
+        folder = path.rstrip("/")
+        owner_name = file_name_of(owner)
+        file_name = owner_name or "part"
+        self._opening = secrets.token_hex(8)
+        self._fs = fs
+        self._path = f"{folder}/{file_name}"
+        self._staging = ""
         self._upload: dict[str, Any] | None = None
-        """On S3, the upload of the next file: open before the file before it is complete, for the
-        next opening to abort.
+        """Upload of the next file, on S3.
+
+        It begins before the file before it is complete, so that the next opening can abort it.
         """
-        if _WHOLE.isdisjoint({fs.protocol} if isinstance(fs.protocol, str) else fs.protocol):
-            staging = f"{folder.rstrip('/')}/_staging"
+        protocols = {fs.protocol} if isinstance(fs.protocol, str) else fs.protocol
+        if _OBJECT_STORES.isdisjoint(protocols):
+            staging = f"{folder}/_staging"
             fs.makedirs(staging, exist_ok=True)
-            for earlier in fs.glob(f"{staging}/{me}-*") if me else ():
-                # Renamed as a whole: what is written there now has no path to its name any more.
-                fs.mv(earlier, gone := f"{staging}/gone-{secrets.token_hex(8)}", recursive=True)
-                fs.rm(gone, recursive=True)
-            self._staging = f"{staging}/{me or 'part'}-{self._opening}"
+            if owner_name:
+                self._remove_staging(staging, owner_name)
+            self._staging = f"{staging}/{file_name}-{self._opening}"
             fs.makedirs(self._staging)
         if not owner:
             return None
-        newest = self._newest()
+        newest = self._newest_token()
         if hasattr(fs, "call_s3"):
-            before = -1
-            while before != newest:
-                # The first of an earlier opening's next two files fails without its upload, so the
-                # second is not begun.
-                for token, format in product((newest + 1, newest + 2), _FORMATS):
-                    self._abort_uploads(self._place(token, format))
-                before, newest = newest, self._newest()
+            newest = self._fence_uploads(newest)
             self._upload = self._begin_upload(newest + 1)
         elif not self._staging:
-            why = "a worker that is frozen in an upload for longer than its lease may leave a batch twice"
-            _log.warning("%s has no means to fence an earlier writer: %s", self._url, why)
+            _log.warning(
+                "%s has no means to fence an earlier writer: a worker that is frozen in an upload "
+                "for longer than its lease may leave a batch twice",
+                self._url,
+            )
         return newest
 
-    def _newest(self) -> int:
-        found = map(_TOKEN.search, self._fs.glob(f"{self._path}-*"))
-        return max((int(one[1]) for one in found if one), default=0)
+    def _remove_staging(self, staging: str, owner_name: str) -> None:
+        """Remove the folders of unfinished files of earlier openings."""
+        for earlier in self._fs.glob(f"{staging}/{owner_name}-*"):
+            # A rename in one step: a file that is written there now cannot be moved to its name.
+            removed = f"{staging}/gone-{secrets.token_hex(8)}"
+            self._fs.mv(earlier, removed, recursive=True)
+            self._fs.rm(removed, recursive=True)
 
-    def _place(self, token: int, format: str = "") -> dict[str, str]:
-        bucket, _, key = f"{self._path}-{token:012d}.{format or self._format}".partition("/")
+    def _fence_uploads(self, newest: int) -> int:
+        """Abort the uploads of earlier openings, and return the newest token after that."""
+        while True:
+            # The first of an earlier opening's next two files fails without its upload, so the
+            # second is not begun.
+            for token, format in product((newest + 1, newest + 2), _FORMATS):
+                self._abort_uploads(self._object_of(token, format))
+            current = self._newest_token()
+            if current == newest:
+                return newest
+            newest = current
+
+    def _newest_token(self) -> int:
+        """The largest token in the names of the owner's files; 0 without files."""
+        newest = 0
+        for path in self._fs.glob(f"{self._path}-*"):
+            match = _TOKEN.search(path)
+            if match:
+                newest = max(newest, int(match[1]))
+        return newest
+
+    def _object_of(self, token: int, format: str = "") -> dict[str, str]:
+        """Bucket and key of the file of a token, as arguments of S3's calls."""
+        path = f"{self._path}-{token:012d}.{format or self._format}"
+        bucket, _, key = path.partition("/")
         return {"Bucket": bucket, "Key": key}
 
     def _begin_upload(self, token: int) -> dict[str, Any]:
-        place = self._place(token)
-        return {
-            **place,
-            "UploadId": self._fs.call_s3("create_multipart_upload", **place)["UploadId"],
-        }
+        target = self._object_of(token)
+        upload = self._fs.call_s3("create_multipart_upload", **target)
+        return {**target, "UploadId": upload["UploadId"]}
 
-    def _abort_uploads(self, place: Mapping[str, str]) -> None:
+    def _abort_uploads(self, target: Mapping[str, str]) -> None:
         # Some servers find uploads by their whole key only.
-        found = self._fs.call_s3(
-            "list_multipart_uploads", Bucket=place["Bucket"], Prefix=place["Key"]
+        response = self._fs.call_s3(
+            "list_multipart_uploads", Bucket=target["Bucket"], Prefix=target["Key"]
         )
-        for one in (each for each in found.get("Uploads", ()) if each["Key"] == place["Key"]):
-            # One that is not there any more may be complete: the file is looked for afterwards.
+        for upload in response.get("Uploads", ()):
+            if upload["Key"] != target["Key"]:
+                continue
+            # A missing upload may be a complete file: the caller lists the files after this.
             with suppress(FileNotFoundError):
-                self._fs.call_s3("abort_multipart_upload", **place, UploadId=one["UploadId"])
+                self._fs.call_s3("abort_multipart_upload", **target, UploadId=upload["UploadId"])
 
     def _finish_upload(self, data: bytes, token: int) -> None:
         upload = self._upload or {}
-        if upload["Key"] != self._place(token)["Key"]:
-            raise Unavailable(f"{self._path} has no upload for token {token}: open it again")
+        if upload["Key"] != self._object_of(token)["Key"]:
+            raise Unavailable(f"{self._path} has no upload for token {token}: reopen it")
         part = self._fs.call_s3("upload_part", **upload, PartNumber=1, Body=data)
-        following = self._begin_upload(token + 1)
+        next_upload = self._begin_upload(token + 1)
         parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
         self._fs.call_s3("complete_multipart_upload", **upload, MultipartUpload=parts)
-        self._upload = following
+        self._upload = next_upload
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Write the file of a batch."""
-        kept: list[Mapping[str, Any]] = []
+        accepted: list[Mapping[str, Any]] = []
         data = b""
 
         def add(part: Sequence[Row]) -> None:
             nonlocal data
-            # A row may fit by itself, and not to the rows before it: text below numbers.
-            data = _FORMATS[self._format]([*kept, *(row.values for row in part)])
-            kept.extend(row.values for row in part)
+            values = [row.values for row in part]
+            # With the rows before it: a row may fail only below them, such as text below numbers.
+            data = _FORMATS[self._format]([*accepted, *values])
+            accepted.extend(values)
 
         write_or_reject(rows, add, lambda error: True)
         target = f"{self._path}-{token:012d}-{self._opening}.{self._format}"
@@ -152,12 +189,13 @@ class FileSink:
                 f"{self._path} was opened elsewhere, and is written from there: {error}"
             ) from None
         if "file" in self._fs.protocol:
-            # The name, too, shall survive a power cut.
-            os.fsync(folder := os.open(os.path.dirname(target), os.O_RDONLY))
+            # The name, too, must survive a power cut.
+            folder = os.open(os.path.dirname(target), os.O_RDONLY)
+            os.fsync(folder)
             os.close(folder)
 
     def close(self) -> None:
-        """Remove the folder of unfinished files, or the upload that no file came for."""
+        """Remove the folder of unfinished files, or the upload without a file."""
         if self._fs is not None and self._upload is not None:
             with suppress(OSError):
                 self._fs.call_s3("abort_multipart_upload", **self._upload)
@@ -166,10 +204,11 @@ class FileSink:
 
 
 def file_name_of(owner: str) -> str:
-    """A part of file names for an owner, in letters that every store takes; another one for another
-    owner.
+    """The part of file names that identifies an owner.
+
+    It has only letters that every store accepts. Two owners never have the same.
     """
-    return re.sub(r"[^A-Za-z0-9.]", lambda found: f"_{ord(found[0]):x}_", owner)
+    return re.sub(r"[^A-Za-z0-9.]", lambda match: f"_{ord(match[0]):x}_", owner)
 
 
 def _jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -177,7 +216,11 @@ def _jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
+    """Names of all fields, in the order of their first row."""
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns.update(dict.fromkeys(row))
+    return list(columns)
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -192,10 +235,11 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
+    columns: dict[str, list[Any]] = {}
+    for name in _columns(rows):
+        columns[name] = [row.get(name) for row in rows]
     sink = pyarrow.BufferOutputStream()
-    parquet.write_table(
-        pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)}), sink
-    )
+    parquet.write_table(pyarrow.table(columns), sink)
     return sink.getvalue().to_pybytes()
 
 

@@ -1,4 +1,4 @@
-"""Files as a source: each new one is read, on disks and in whatever fsspec reaches."""
+"""Files as a source, on disks and in every file system of fsspec."""
 
 import csv
 import io
@@ -24,17 +24,21 @@ _KINDS = {
     "csv": "csv",
     "parquet": "parquet",
 }
-_MOST_FILES, _RETRY_SECS = 8, 10.0
+_MAX_FILES = 8
+"""Maximum number of files that one read takes records from."""
+_RETRY_SECS = 10.0
+_TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated")
+"""Names of the time of the last modification, in the different file systems."""
 
 
 class FileSource(Source):
-    """The records of all files that match ``path``, a pattern such as ``/in/*.jsonl`` or
-    ``s3://bucket/in/*.csv``.
+    """The records of all files that match a pattern.
 
-    Each file is a partition, and is read once, by its name: files that come late are read whatever
-    their time is, and what is appended to a file later is not. So write a file under another name,
-    and rename it when it is complete; names that begin with ``.`` or ``_`` are not read. A name
-    that a task has seen gone for a week may come again.
+    ``path`` is a pattern such as ``/in/*.jsonl`` or ``s3://bucket/in/*.csv``. Each file is a
+    partition, and is read once, by its name. A late file is read regardless of its time; records
+    that are appended to a file later are not read. So write a file under another name, and rename
+    it when it is complete; names that begin with ``.`` or ``_`` are not read. A name may be reused
+    after the file was missing for a week.
 
     ``format``: ``"lines"`` gives bytes (JSONL, text), ``"csv"`` and ``"parquet"`` a map from column
     names; by default it follows from the name. ``.gz`` and the like are decompressed. Keys of the
@@ -46,13 +50,13 @@ class FileSource(Source):
     def __init__(
         self, path: str, *, format: Literal["lines", "csv", "parquet"] | None = None
     ) -> None:
-        parts = path.rsplit("/", 1)[-1].lower().split(".")
-        found = format or next((_KINDS[part] for part in parts[1:] if part in _KINDS), None)
-        if found not in set(_KINDS.values()):
+        file_format = format or _format_of(path)
+        if file_format not in set(_KINDS.values()):
             raise InvalidTopology(
                 f'the format of {path!r} is not known: set format="lines", "csv" or "parquet"'
             )
-        self.path, self.format = path, found
+        self.path = path
+        self.format = file_format
         self.assets = assets_of("files", path.rpartition("/")[0] or path)
 
     def open(self, conf: Mapping[str, Any], context: Any) -> None:
@@ -60,87 +64,104 @@ class FileSource(Source):
         self._fs, self._pattern = file_system(self.path, client_settings(conf, "files."))
         self._times: dict[str, float | None] = {}
         self._unread: dict[str, int] = {}
-        """Files to read, in their order -> records that were read."""
+        """Files to read, in their order -> number of records that were read."""
         self._ended: set[str] = set()
         self._rows: dict[str, Iterator[Any]] = {}
-        self._later: dict[str, float] = {}
-        """Files that could not be read -> when to try again."""
+        self._retry_at: dict[str, float] = {}
+        """Files that could not be read -> time of the next try."""
 
     def partitions(self) -> Collection[str]:
         """The names of the files."""
         self._fs.invalidate_cache()
-        found = self._fs.glob(self._pattern, detail=True)
-        if all(info["type"] == "directory" for info in found.values()):
-            # A folder that cannot be listed looks like an empty one to a pattern.
+        entries = self._fs.glob(self._pattern, detail=True)
+        if all(info["type"] == "directory" for info in entries.values()):
+            # For a pattern a folder that cannot be listed is empty: ls() raises the error.
             with suppress(FileNotFoundError):
                 self._fs.ls(re.split(r"[^/]*[*?[]", self._pattern, maxsplit=1)[0])
-        self._times = {
-            name: _seconds(info)
-            for name, info in found.items()
-            if (info["type"] == "file" or (info.get("islink") and self._fs.isfile(name)))
-            and name.rsplit("/", 1)[-1][:1] not in ("", ".", "_")
-        }
+        self._times = {}
+        for path, info in entries.items():
+            if self._is_source_file(path, info):
+                self._times[path] = _modified_secs(info)
         return self._times.keys()
 
+    def _is_source_file(self, path: str, info: Mapping[str, Any]) -> bool:
+        """True if the entry is a file, or a link to one, whose name is not reserved."""
+        name = path.rsplit("/", 1)[-1]
+        if name[:1] in ("", ".", "_"):
+            return False
+        return info["type"] == "file" or bool(info.get("islink") and self._fs.isfile(path))
+
     def assign(self, mine: Mapping[str, Any]) -> None:
-        """Read these files, from where each was left; the oldest first."""
+        """Read these files, each from its position; the oldest first."""
         self._ended &= mine.keys()
-        kept = {name: at for name, at in self._unread.items() if name in mine}
-        new = [
-            name
-            for name, at in mine.items()
-            if at != _END and name not in kept and name not in self._ended
-        ]
+        unread = {name: count for name, count in self._unread.items() if name in mine}
+        new: list[str] = []
+        for name, position in mine.items():
+            if position != _END and name not in unread and name not in self._ended:
+                new.append(name)
         new.sort(key=lambda name: (self._times.get(name) or 0.0, name))
-        self._unread = kept | {name: mine[name] or 0 for name in new}
+        for name in new:
+            unread[name] = mine[name] or 0
+        self._unread = unread
         self._rows = {name: rows for name, rows in self._rows.items() if name in mine}
 
     def read(
         self, most: int, full: Collection[str]
     ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
         """The next records of the first files."""
-        found: list[SourceRecord | PartitionEnd | Exception] = []
-        now = time.monotonic()
-        ready = (
-            name for name in self._unread if name not in full and self._later.get(name, 0.0) <= now
-        )
-        for name in list(islice(ready, _MOST_FILES)):
+        records: list[SourceRecord | PartitionEnd | Exception] = []
+        for name in self._readable_files(full):
             try:
-                ended = self._read_file(name, most, found)
+                is_complete = self._read_file(name, most, records)
             except Exception as error:
                 self._rows.pop(name, None)
-                self._later[name] = time.monotonic() + _RETRY_SECS
-                found.append(
+                self._retry_at[name] = time.monotonic() + _RETRY_SECS
+                records.append(
                     RuntimeError(f"file {name} cannot be read: {type(error).__name__}: {error}")
                 )
                 continue
-            if ended:
-                found.append(PartitionEnd(name, _END, closed=True))
+            if is_complete:
+                records.append(PartitionEnd(name, _END, closed=True))
                 self._ended.add(name)
-                for table in (self._unread, self._rows, self._later):
-                    table.pop(name, None)
-            if len(found) >= most:
+                self._unread.pop(name, None)
+                self._rows.pop(name, None)
+                self._retry_at.pop(name, None)
+            if len(records) >= most:
                 break
-        return found
+        return records
 
-    def _read_file(self, name: str, most: int, found: list[Any]) -> bool:
-        """Add records of a file. Whether these were the last."""
+    def _readable_files(self, full: Collection[str]) -> list[str]:
+        """The first unread files that are not full and do not wait for a retry."""
+        now = time.monotonic()
+        names: list[str] = []
+        for name in self._unread:
+            if name not in full and self._retry_at.get(name, 0.0) <= now:
+                names.append(name)
+                if len(names) == _MAX_FILES:
+                    break
+        return names
+
+    def _read_file(self, name: str, most: int, records: list[Any]) -> bool:
+        """Add records of a file. True if the last one was added."""
         if name not in self._rows:
             self._rows[name] = islice(self._values(name), self._unread[name], None)
-        at = self._times.get(name)
-        at_ms = None if at is None else int(at * 1000)
+        modified_secs = self._times.get(name)
+        at_ms = None if modified_secs is None else int(modified_secs * 1000)
         for _ in range(most):
             value = next(self._rows[name], _END)
             if value is _END:
                 return True
-            self._unread[name] = after = self._unread[name] + 1
-            found.append(SourceRecord(value, name, after, at_ms=at_ms))
+            self._unread[name] += 1
+            records.append(SourceRecord(value, name, self._unread[name], at_ms=at_ms))
         return False
 
     def _values(self, name: str) -> Iterator[Any]:
         with self._fs.open(name, "rb", compression="infer") as file:
             if self.format == "lines":
-                yield from (row for line in file if (row := line.rstrip(b"\r\n")))
+                for line in file:
+                    text = line.rstrip(b"\r\n")
+                    if text:
+                        yield text
             elif self.format == "csv":
                 yield from csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
             else:
@@ -150,27 +171,31 @@ class FileSource(Source):
                     yield from batch.to_pylist()
 
     def lag(self) -> Mapping[str, Lag]:
-        """Of all files together: how many are unread, and the age of the oldest."""
-        ages = [
-            time.time() - at for name in self._unread if (at := self._times.get(name)) is not None
-        ]
+        """Number of unread files, and the age of the oldest one."""
+        now = time.time()
+        ages: list[float] = []
+        for name in self._unread:
+            modified_secs = self._times.get(name)
+            if modified_secs is not None:
+                ages.append(now - modified_secs)
         return {"files": Lag(len(self._unread), round(max(ages, default=0.0), 3))}
 
 
-def _seconds(info: Mapping[str, Any]) -> float | None:
-    """Time of the last modification, as each file system names it."""
-    at: Any = next(
-        (
-            info[key]
-            for key in ("mtime", "LastModified", "last_modified", "updated")
-            if info.get(key)
-        ),
-        None,
-    )
-    return (
-        at.timestamp()
-        if hasattr(at, "timestamp")
-        else float(at)
-        if isinstance(at, int | float)
-        else None
-    )
+def _format_of(path: str) -> str | None:
+    """The format by the endings of a file's name, such as ``csv`` of ``a.csv.gz``."""
+    endings = path.rsplit("/", 1)[-1].lower().split(".")[1:]
+    for ending in endings:
+        if ending in _KINDS:
+            return _KINDS[ending]
+    return None
+
+
+def _modified_secs(info: Mapping[str, Any]) -> float | None:
+    """Time of the last modification in seconds since 1970; ``None`` if unknown."""
+    for key in _TIME_KEYS:
+        modified = info.get(key)
+        if modified:
+            if hasattr(modified, "timestamp"):
+                return modified.timestamp()
+            return float(modified) if isinstance(modified, int | float) else None
+    return None

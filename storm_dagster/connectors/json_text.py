@@ -7,7 +7,10 @@ from math import isfinite
 from typing import Any
 
 MAX_DEPTH = 200
-"""Levels of maps and lists in one value. PostgreSQL and most readers of JSON have a limit, too."""
+"""Maximum number of levels of maps and lists in one value.
+
+PostgreSQL and most readers of JSON have a limit, too.
+"""
 
 _OWN_TYPES = "text, numbers, booleans, None, lists, and maps whose keys are text"
 _REMEDIES: dict[str, str] = {
@@ -45,8 +48,8 @@ def json_text(value: Any) -> str:
     """JSON text of a value, from which ``json.loads`` makes an equal one.
 
     Text, whole numbers of any length, finite floats, booleans, ``None``, lists and maps with text
-    keys have a form; a tuple is written as a list. :class:`NoJsonForm` for any other value, also
-    inside a list or map, and for text with a NUL character or half of a surrogate pair, which
+    keys have a form; a tuple is written as a list. Raises :class:`NoJsonForm` for any other value,
+    also inside a list or map, and for text with a NUL character or half of a surrogate pair, which
     PostgreSQL refuses.
     """
     return _text_of(value, MAX_DEPTH)
@@ -146,5 +149,8 @@ def type_name(value: Any) -> str:
 
 
 def _excerpt(text: str) -> str:
-    """The first characters of a text in ASCII, so that the error itself can be stored anywhere."""
+    """The first characters of a text in ASCII.
+
+    The error itself can then be stored anywhere.
+    """
     return ascii(text) if len(text) <= 40 else f"{text[:40]!a}..."

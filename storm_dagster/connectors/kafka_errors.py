@@ -15,14 +15,15 @@ _UNREACHABLE = (
 
 
 def readable_error(error: Any, kafka: Any, brokers: str) -> Exception:
-    """The error to report for one of the library; any other error is returned as it is.
+    """The error to report for an error of the library.
 
-    ``kafka`` is the module of the library. :class:`Unavailable` if no broker responds.
+    Any other error is returned unchanged. ``kafka`` is the module of the library. Returns
+    :class:`Unavailable` if no broker responds.
     """
     inner = error.args[0] if isinstance(error, kafka.KafkaException) else error
     if not isinstance(inner, kafka.KafkaError):
         return error
     if inner.name() in _UNREACHABLE:
-        return Unavailable(f"Kafka at {brokers} does not answer: {inner.str()}; it is tried again")
-    # The name comes first, because the spout tells errors apart by the beginning of their text.
+        return Unavailable(f"Kafka at {brokers} does not answer: {inner.str()}; it is retried")
+    # The name comes first, because the spout distinguishes errors by the beginning of their text.
     return RuntimeError(f"{inner.name()} of Kafka at {brokers}: {inner.str()}")

@@ -1,18 +1,21 @@
 """Positions in Kafka's partitions: the topic of each, and where reading begins.
 
-An offset is only a number. A topic that is deleted and created again has the same numbers for
-other records, and another id. So the id of the topic is stored with each committed offset, in the
+An offset is only a number. A topic that is deleted and recreated has the same numbers for other
+records, and another id. So the id of the topic is stored with each committed offset, in the
 metadata beside the name of the task. All functions are pure.
 """
 
 import re
+from datetime import datetime, timezone
 from typing import Literal
 
 import msgspec
 
+from storm_dagster.model.errors import InvalidTopology
+
 _TOPIC_ID_IN_METADATA = re.compile(r" topic_id=([A-Za-z0-9_-]{22})$")
 _NO_TOPIC_ID = "A" * 22
-"""Answer of a broker that gives its topics no ids."""
+"""Id in the response of a broker that gives its topics no ids."""
 
 
 class CommittedPosition(msgspec.Struct, frozen=True):
@@ -27,9 +30,26 @@ class StartPosition(msgspec.Struct, frozen=True):
     """Decision where the reading of a partition begins."""
 
     offset: int | None
-    """``None``: the partition stands still."""
+    """``None``: the partition is not read."""
     reason: str = ""
-    """Why the committed position is lost; empty if it counts, or if there is none."""
+    """Why the committed position is lost; empty if it is valid, or does not exist."""
+
+
+def start_time_ms(start: str) -> int:
+    """A start time as milliseconds since 1970; it is in UTC without a time zone.
+
+    Raises :class:`InvalidTopology` if it is not a time of ISO 8601.
+    """
+    try:
+        start_time = datetime.fromisoformat(start)
+    except ValueError:
+        raise InvalidTopology(
+            f'start of a KafkaSource is {start!r}: make it "earliest", "latest", '
+            'or a time such as "2026-11-24T10:00:00"'
+        ) from None
+    if start_time.tzinfo is None:
+        start_time = start_time.replace(tzinfo=timezone.utc)
+    return int(start_time.timestamp() * 1000)
 
 
 def partition_name(topic: str, number: int) -> str:
@@ -65,7 +85,10 @@ def topic_id_in(metadata: str | None) -> str | None:
 
 
 def is_recreated(topic_id: str | None, current_id: str | None) -> bool:
-    """True if the topic was created again. ``None`` is an unknown id, which says nothing."""
+    """True if the topic was recreated.
+
+    ``None`` is an unknown id: then the result is False.
+    """
     return topic_id is not None and current_id is not None and topic_id != current_id
 
 
@@ -90,8 +113,8 @@ def start_position(
     records = f"the source has {first} to {end}"
     if is_recreated(committed.topic_id, current_id):
         reason = (
-            f"it is one of the topic with id {committed.topic_id}, which was deleted; the topic that was created "
-            f"after it has id {current_id}, and {records}"
+            f"it is one of the topic with id {committed.topic_id}, which was deleted; "
+            f"the topic that was created after it has id {current_id}, and {records}"
         )
     elif not first <= committed.offset <= end:
         reason = records
@@ -101,16 +124,17 @@ def start_position(
 
 
 def describe_stop(name: str, committed: CommittedPosition, reason: str) -> str:
-    """Error text of a partition that stands still: its position is lost."""
+    """Error text of a partition that is not read: its position is lost."""
     return (
-        f"{name} stands still: its committed position {committed.offset} is lost, {reason}. Set on_lost of its source "
-        'to "earliest" or "latest" to go on there, or commit another position (kafka-consumer-groups --reset-offsets)'
+        f"{name} stands still: its committed position {committed.offset} is lost, {reason}. "
+        'Set on_lost of its source to "earliest" or "latest" to go on there, '
+        "or commit another position (kafka-consumer-groups --reset-offsets)"
     )
 
 
 def describe_restart(
     name: str, offset: int, committed: CommittedPosition, reason: str, on_lost: str
 ) -> str:
-    """Error text of a partition that goes on elsewhere: its position is lost."""
+    """Error text of a partition that is read from elsewhere: its position is lost."""
     lost = f"its committed position {committed.offset} was lost, {reason}"
     return f"{name} goes on at {offset}: {lost}; on_lost is {on_lost}"

@@ -12,14 +12,15 @@ from storm_dagster.connectors.sinks import Rejected, Row, write_or_reject
 from storm_dagster.model.errors import Unavailable
 
 _SECS = 30.0
-"""Longest wait for an answer of the brokers, after which the batch is tried again."""
+"""Maximum wait for a response of the brokers, after which the batch is retried."""
 
 
 def encode_key(field: str, value: Any) -> bytes | None:
-    """Encode the value of a field as the key of a message; ``None`` is a message without a key.
+    """Encode the value of a field as the key of a message.
 
-    Bytes stay as they are, text is UTF-8, a whole number is its decimal text. ``ValueError`` for
-    any other value, whose text would depend on the version of Python or of a library.
+    Bytes are unchanged, text is UTF-8, a whole number is its decimal text, ``None`` is a message
+    without a key. Raises ``ValueError`` for any other value, whose text would depend on the version
+    of Python or of a library.
     """
     if value is None:
         return None
@@ -38,26 +39,27 @@ def encode_key(field: str, value: Any) -> bytes | None:
         except ValueError as error:
             raise ValueError(f"the key {field!r} cannot be written: {error}") from None
     raise ValueError(
-        f"the key {field!r} is of type {type_name(value)}, and a key is bytes, text, a whole number "
-        "or None: make it one of these in row_of, or set key of the KafkaSink to another field"
+        f"the key {field!r} is of type {type_name(value)}, and a key is bytes, text, "
+        "a whole number or None: make it one of these in row_of, or set key of the KafkaSink "
+        "to another field"
     )
 
 
 class KafkaSink:
-    """Writes each row as a message of ``topic``: as JSON, or what ``value(row)`` returns. Needs the
-    extra ``kafka``.
+    """Sink that writes each row as a message of ``topic``.
 
-    ``key`` names the field whose value is the message's key: bytes as they are, text as UTF-8, a
+    The message is JSON, or the result of ``value(row)``. Needs the extra ``kafka``.
+
+    ``key`` names the field whose value is the message's key: bytes unchanged, text as UTF-8, a
     whole number as its decimal text, and ``None`` as no key. All replicas have a message before its
     row counts as written. With ``exactly_once`` each batch is a transaction of the producer that
-    has the owner's name, and fences earlier ones; the token is the offset that the consumer group
-    of this name has committed for partition 0. Readers need ``isolation.level: read_committed``,
-    which is librdkafka's own.
+    has the owner's name, which fences earlier producers; the token is the offset that the consumer
+    group of this name has committed for partition 0. Readers need ``isolation.level:
+    read_committed``, which is librdkafka's default.
 
     The conf has the settings of librdkafka below ``prefix``: ``kafka.bootstrap.servers``,
-    ``kafka.sasl.password.file``. Rows that cannot be encoded, have a key of another type or are
-    longer than ``kafka.message.max.bytes`` are rejected, and those without a key if the topic is
-    compacted.
+    ``kafka.sasl.password.file``. Rows are rejected that cannot be encoded, have a key of another
+    type, are longer than ``kafka.message.max.bytes``, or have no key if the topic is compacted.
     """
 
     def __init__(
@@ -68,30 +70,37 @@ class KafkaSink:
         *,
         prefix: str = "kafka.",
     ) -> None:
-        self._topic, self._key, self._value, self._prefix = topic, key, value, prefix
+        self._topic = topic
+        self._key = key
+        self._value = value
+        self._prefix = prefix
         self.assets = assets_of("kafka", topic)
         self._producer: Any = None
         self._group: Any = None
         self._is_aborted = False
-        """True if a transaction was aborted: librdkafka's numbers of messages are wrong then."""
+        """True if a transaction was aborted: librdkafka's numbers of messages are then wrong."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Connect; with an owner, fence its earlier producers, whose open transaction is
-        aborted.
+        """Connect; with an owner, fence its earlier producers.
+
+        Their open transaction is aborted.
         """
         with client_library("kafka"):
             from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
         settings = client_settings(conf, self._prefix)
         self._kafka_exception = KafkaException
         self._is_aborted = False
-        # Brokers count more than key and value.
-        self._most_bytes = int(settings.get("message.max.bytes", 1_000_000)) - 512
-        own = {
+        # The limit of brokers includes more than key and value.
+        self._max_bytes = int(settings.get("message.max.bytes", 1_000_000)) - 512
+        producer_settings = {
+            "linger.ms": 5,
+            **settings,
             "enable.idempotence": True,
             "acks": "all",
-            **({"transactional.id": owner} if owner else {}),
         }
-        self._producer = Producer({"linger.ms": 5, **settings, **own})
+        if owner:
+            producer_settings["transactional.id"] = owner
+        self._producer = Producer(producer_settings)
         if not owner:
             return None
         self._producer.init_transactions(_SECS)
@@ -105,21 +114,23 @@ class KafkaSink:
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Send all rows, and wait until the brokers have them."""
         if self._is_aborted:
-            # A SinkBolt opens the sink again only while it may write, and so fences no other
-            # worker.
+            # The caller reopens the sink. A SinkBolt does so only while it may write, and so does
+            # not fence another worker.
             raise Unavailable(
-                f"topic {self._topic} has refused rows of the last batch: the rest waits for a new producer"
+                f"topic {self._topic} has refused rows of the last batch: "
+                "the rest waits for a new producer"
             )
         messages: list[tuple[bytes | None, bytes | None]] = []
-        write_or_reject(
-            rows,
-            lambda part: messages.extend([self._message(row) for row in part]),
-            lambda error: True,
-        )
+
+        def encode(part: Sequence[Row]) -> None:
+            messages.extend([self._message(row) for row in part])
+
+        write_or_reject(rows, encode, lambda error: True)
         if self._group is not None:
             self._producer.begin_transaction()
         self._send(messages)
         if self._group is not None:
+            # The token is committed as an offset of the group, in the transaction of the rows.
             self._token.offset = token
             self._producer.send_offsets_to_transaction(
                 [self._token], self._group.consumer_group_metadata(), _SECS
@@ -127,18 +138,19 @@ class KafkaSink:
             self._producer.commit_transaction(_SECS)
 
     def close(self) -> None:
-        """Drop what is not sent, and disconnect."""
+        """Drop the messages that are not sent, and disconnect."""
         if self._producer is not None:
             self._producer.purge()
         if self._group is not None:
             self._group.close()
-        self._producer = self._group = None
+        self._producer = None
+        self._group = None
 
     def _message(self, row: Row) -> tuple[bytes | None, bytes | None]:
         key = None if self._key is None else self._key_of(row, self._key)
         value = self._value(row.values)
         size = len(key or b"") + len(value or b"")
-        if size > self._most_bytes:
+        if size > self._max_bytes:
             raise ValueError(f"{size} bytes are more than {self._prefix}message.max.bytes allows")
         return key, value
 
@@ -158,34 +170,32 @@ class KafkaSink:
             for index, (key, value) in enumerate(messages):
                 self._produce(index, key, value, errors)
         except self._kafka_exception as error:
-            # A transaction takes no message after one that a broker has refused.
+            # A transaction accepts no message after one that a broker has refused.
             failure = error
-        left = self._flush(errors)
-        # The first error of a transaction may be that of all its messages: a message that has a key
-        # is not refused for that of another one.
-        refused = {
-            index: self._refusal(error)
-            for index, error in errors.items()
-            if error.name() == "INVALID_RECORD" and messages[index][0] is None
-        }
+        unsent = self._flush(errors)
+        refused: dict[int, str] = {}
+        for index, error in errors.items():
+            # The first error of a transaction may be reported for all its messages: a message with
+            # a key is not at fault.
+            if error.name() == "INVALID_RECORD" and messages[index][0] is None:
+                refused[index] = self._refusal(error)
         if refused:
-            # The messages beside them failed, too, and come with the next call.
+            # The messages beside them failed, too; the next call has them.
             if self._group is not None:
                 self._producer.abort_transaction(_SECS)
                 self._is_aborted = True
             raise Rejected(refused)
         if failure is not None:
             raise failure
-        if errors or left:
+        if errors or unsent:
             reasons = [error.str() for error in errors.values()]
-            raise Unavailable(
-                f"topic {self._topic} has not taken a batch: {[*reasons, f'{left} messages wait'][0]}"
-            )
+            reasons.append(f"{unsent} messages wait")
+            raise Unavailable(f"topic {self._topic} has not taken a batch: {reasons[0]}")
 
     def _produce(
         self, index: int, key: bytes | None, value: bytes | None, errors: dict[int, Any]
     ) -> None:
-        """Send a message; an error of its delivery will be in ``errors``, below its index."""
+        """Send a message; an error of its delivery is added to ``errors``, by its index."""
 
         def on_delivery(error: Any, message: Any) -> None:
             if error is not None:
@@ -197,23 +207,26 @@ class KafkaSink:
                 self._producer.produce(self._topic, value=value, key=key, on_delivery=on_delivery)
                 return
             except BufferError:
-                # The client's queue is full of what the brokers have not taken yet.
+                # The client's queue is full of messages that the brokers have not accepted yet.
                 if time.monotonic() > until:
                     raise
                 self._producer.poll(0.1)
 
     def _flush(self, errors: Mapping[int, Any]) -> int:
-        """Wait until the brokers have all messages; the number of those that they do not have.
+        """Wait until the brokers have all messages, and return the number of unsent ones.
 
-        A transaction with an error is lost, and its other messages would wait in vain.
+        It does not wait for a transaction with an error: the transaction is lost.
         """
         until = time.monotonic() + _SECS
         while True:
-            left = self._producer.flush(min(0.5, _SECS))
+            unsent = self._producer.flush(min(0.5, _SECS))
             is_lost = bool(errors) and self._group is not None
-            if not left or is_lost or time.monotonic() >= until:
-                return left
+            if not unsent or is_lost or time.monotonic() >= until:
+                return unsent
 
     def _refusal(self, error: Any) -> str:
-        reason = f"topic {self._topic} refuses a message without a key ({error.str()}), as a compacted topic does"
-        return f"{reason}: set key of the KafkaSink to a field whose value is not None"
+        return (
+            f"topic {self._topic} refuses a message without a key ({error.str()}), "
+            "as a compacted topic does: "
+            "set key of the KafkaSink to a field whose value is not None"
+        )

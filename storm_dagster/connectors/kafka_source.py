@@ -1,9 +1,9 @@
-"""Topics of Kafka as a source, read on the worker's loop: no call there waits for a broker.
+"""Topics of Kafka as a source.
 
-Tasks are assigned partitions by their index, without a consumer group's protocol: leases say
-already who reads. Positions are committed as offsets of the group, so that Kafka's own tools see
-them. An offset counts in one topic only: when a topic was deleted and created again, which its id
-shows, the position is lost.
+It is read on the worker's loop, where no call waits for a broker. Tasks are assigned partitions by
+their index, without a consumer group's protocol: leases already decide which task reads. Positions
+are committed as offsets of the group, so that Kafka's own tools see them. An offset is valid in one
+topic only: when a topic was deleted and recreated, which its id shows, the position is lost.
 """
 
 import logging
@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from datetime import datetime, timezone
 from functools import partial
 from threading import Event, Thread
 from typing import Any, ClassVar, Literal, cast
@@ -26,9 +25,11 @@ from storm_dagster.connectors.kafka_positions import (
     partition_name,
     position_metadata,
     start_position,
+    start_time_ms,
     topic_id_in,
     topic_of,
 )
+from storm_dagster.connectors.kafka_settings import FIXED_SETTINGS, default_settings
 from storm_dagster.connectors.kafka_topic_ids import TopicIds
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
@@ -37,30 +38,30 @@ from storm_dagster.host.futures import in_thread
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
 _log = logging.getLogger(__name__)
-_OURS = {
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-}
-_ASK_SECS, _CLOSE_SECS = 10.0, 0.05
+_REQUEST_SECS = 10.0
+_CLOSE_SECS = 0.05
 _STALE_SECS = 1.0
-"""Time without a read, after which librdkafka may fetch nothing more, and learn of no new end of a
-partition.
+"""Time without a read after which the ends of partitions may be stale.
+
+Librdkafka then stops fetching, and so does not learn new ends.
 """
+
+_Request = tuple[str, Callable[[], Any], Callable[[Any], None]]
+"""Name of a request, the call that waits for its response, and the handler of the response."""
 
 
 class KafkaSource(Source):
     """All partitions of one or several topics, named ``topic[0]`` and so on.
 
-    ``start``: where a partition begins that has no committed offset: ``"earliest"``, ``"latest"``,
-    or a time (ISO 8601, UTC unless it says otherwise). ``on_lost``: what happens when the committed
-    offset is lost, because its record was deleted, or its topic was deleted and created again:
-    ``"stop"`` reports it and reads the other partitions, else ``"earliest"`` or ``"latest"``.
+    ``start`` is the position of a partition without a committed offset: ``"earliest"``,
+    ``"latest"``, or a time (ISO 8601, UTC without a time zone). ``on_lost`` decides when the
+    committed offset is lost, because its record was deleted, or its topic was deleted and
+    recreated: ``"stop"`` reports it and reads the other partitions, ``"earliest"`` and ``"latest"``
+    continue there.
 
     Keys of the conf that begin with ``kafka.`` are settings of librdkafka, at least
     ``kafka.bootstrap.servers``. The group is ``kafka.group.id``, by default
-    ``<topology>.<component>``. A task fetches at most 16 MiB and two answers ahead; raise
+    ``<topology>.<component>``. A task fetches at most 16 MiB and two responses ahead; raise
     ``kafka.fetch.max.bytes`` (1 MB) for brokers that are far away.
     """
 
@@ -83,19 +84,10 @@ class KafkaSource(Source):
                 f'on_lost of a KafkaSource is {on_lost!r}: make it "stop", "earliest" or "latest"'
             )
         if start not in ("earliest", "latest"):
-            try:
-                at = datetime.fromisoformat(start)
-            except ValueError:
-                what = '"earliest", "latest", or a time such as "2026-11-24T10:00:00"'
-                raise InvalidTopology(
-                    f"start of a KafkaSource is {start!r}: make it {what}"
-                ) from None
-            self._start_ms = int(
-                (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1000
-            )
+            self._start_ms = start_time_ms(start)
 
     def open(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Make the consumer, which connects by itself."""
+        """Create the consumer, which connects in the background."""
         with client_library("kafka"):
             import confluent_kafka
         self._kafka = confluent_kafka
@@ -104,135 +96,138 @@ class KafkaSource(Source):
             raise InvalidRequest(
                 "no Kafka broker is known: set kafka.bootstrap.servers in the conf of the topology"
             )
-        if ours := sorted(_OURS.keys() & settings.keys()):
+        fixed = sorted(FIXED_SETTINGS.keys() & settings.keys())
+        if fixed:
             raise InvalidRequest(
-                f"kafka.{ours[0]} is set by the source itself: remove it from the conf"
+                f"kafka.{fixed[0]} is set by the source itself: remove it from the conf"
             )
         self.brokers: str = settings["bootstrap.servers"]
         self._label = f"{context.topology_id} task {context.task_id}"
-        defaults = {
-            "group.id": f"{context.topology_name}.{context.component}",
-            "client.id": self._label.replace(" ", "-"),
-            "queued.max.messages.kbytes": 16_384,
-            # A small record takes 400 bytes, which are not counted: so the queue is bounded by what
-            # two answers bring.
-            "queued.min.messages": 10_000,
-            # Librdkafka wants no less than this of a sink.
-            **({} if "message.max.bytes" in settings else {"fetch.max.bytes": 1_000_000}),
-            "fetch.message.max.bytes": 131_072,
-            "fetch.queue.backoff.ms": 50,
-            # As long may a partition wait that was full, until the others' fetch is answered.
-            "fetch.wait.max.ms": 100,
-            # A broker that hangs would be an error after a minute only.
-            "socket.timeout.ms": 10_000,
-        }
+        consumer_settings = {**default_settings(context, self._label, settings), **settings}
         self._errors: deque[Exception] = deque(maxlen=100)
-        self._known: list[str] | None = None
+        self._partitions: list[str] | None = None
         self._first: list[str] = []
-        """Partitions of the first answer: what comes later is new, and has no records that
-        ``latest`` would leave out.
+        """Partitions of the first response.
+
+        Later ones are new: ``latest`` must not skip their records.
         """
         self._assigned: set[str] = set()
         self._waiting: set[str] = set()
-        """Partitions whose position is asked for, or lost."""
+        """Partitions whose position is requested, or lost."""
         self._paused: set[str] = set()
         self._may_write = context.may_write
-        self._wanted: dict[str, int] = {}
+        self._to_commit: dict[str, int] = {}
+        """Partition -> offset before which all is finished."""
         self._stored: dict[str, CommittedPosition] = {}
         self._read_ids: dict[str, str] = {}
-        """Partition -> id of the topic in which its position counts."""
+        """Partition -> id of the topic in which its position is valid."""
         self._interrupted: dict[str, CommittedPosition] = {}
         """Partition -> position at which its reading ended, because it is lost."""
         self._recreated: set[str] = set()
         """Partitions of which the spout may still have records of a deleted topic."""
         self._ends: dict[str, int] = {}
-        self._next_lookup = self._read_at = 0.0
+        self._next_lookup = 0.0
+        self._read_at = 0.0
         self._closed = False
-        self._asked: deque[tuple[str, Callable[[], Any], Callable[[Any], None]]] = deque()
-        self._answer: tuple[str, Future[Any], Callable[[Any], None]] | None = None
-        on_error = {
-            "error_cb": lambda error: self._errors.append(self._readable(error)),
-            "logger": _log,
-        }
-        self._consumer = confluent_kafka.Consumer({**defaults, **settings, **_OURS, **on_error})
-        # Calls of one client wait for each other.
-        self._asker = confluent_kafka.Consumer({**defaults, **settings, **_OURS, "log_level": 0})
-        self._topic_ids = TopicIds(confluent_kafka, {**defaults, **settings}, self.topics)
+        self._requests: deque[_Request] = deque()
+        self._pending: tuple[str, Future[Any], Callable[[Any], None]] | None = None
+        """Request under way: its name, its response, and the handler."""
+        self._consumer = confluent_kafka.Consumer(
+            {
+                **consumer_settings,
+                **FIXED_SETTINGS,
+                "error_cb": lambda error: self._errors.append(self._readable(error)),
+                "logger": _log,
+            }
+        )
+        # Another client for requests: calls of one client wait for each other.
+        self._requester = confluent_kafka.Consumer(
+            {**consumer_settings, **FIXED_SETTINGS, "log_level": 0}
+        )
+        self._topic_ids = TopicIds(confluent_kafka, consumer_settings, self.topics)
         self._late = Event()
-        """Set when the task may have another owner: then nothing is committed."""
+        """Set when the task may have another owner: then no offset is committed."""
 
-    # -- questions, in a thread of their own while they last ---------------------------------------
+    # -- requests, each in its own thread ----------------------------------------------------------
 
-    def _ask(self, what: str, question: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Ask the brokers without waiting, one question after the other, commits first, the same
-        one once.
+    def _request(
+        self, name: str, call: Callable[[], Any], on_response: Callable[[Any], None]
+    ) -> None:
+        """Queue a request to the brokers without waiting.
+
+        One is made after the other, commits first. A request with the name of one that is queued or
+        under way is dropped.
         """
-        if (self._answer is None or self._answer[0] != what) and all(
-            name != what for name, *_ in self._asked
-        ):
-            (self._asked.appendleft if what == "commit" else self._asked.append)(
-                (what, question, then)
-            )
+        if self._pending is not None and self._pending[0] == name:
+            return
+        if any(queued_name == name for queued_name, *_ in self._requests):
+            return
+        request = (name, call, on_response)
+        if name == "commit":
+            self._requests.appendleft(request)
+        else:
+            self._requests.append(request)
 
-    def _serve(self) -> None:
-        """Take the answers that are there, and ask the next question."""
+    def _process_responses(self) -> None:
+        """Handle the responses that have arrived, and make the next request."""
         was_answered = self._topic_ids.is_answered
-        if self._topic_ids.take():
+        if self._topic_ids.poll():
             self._on_topic_ids()
             if not was_answered:
                 # Partitions wait for it.
                 self._next_lookup = 0.0
-        if self._answer is not None and self._answer[1].done():
-            (_, future, then), self._answer = self._answer, None
+        if self._pending is not None and self._pending[1].done():
+            _, future, on_response = self._pending
+            self._pending = None
             try:
-                then(future.result())
+                on_response(future.result())
             except Exception as error:
                 self._errors.append(self._readable(error))
-        if self._answer is None and self._asked:
-            what, question, then = self._asked.popleft()
-            self._answer = (what, in_thread(f"kafka-{what}", question), then)
+        if self._pending is None and self._requests:
+            name, call, on_response = self._requests.popleft()
+            self._pending = (name, in_thread(f"kafka-{name}", call), on_response)
 
     def _readable(self, error: Any) -> Exception:
         return readable_error(error, self._kafka, self.brokers)
 
-    def _at(self, name: str, offset: int = -1001, metadata: str = "") -> Any:
+    def _topic_partition(self, name: str, offset: int = -1001, metadata: str = "") -> Any:
         return self._kafka.TopicPartition(topic_of(name), number_of(name), offset, metadata)
 
     # -- ids of topics -----------------------------------------------------------------------------
 
     def _on_topic_ids(self) -> None:
-        """Interrupt partitions whose topic was deleted and created again."""
+        """Interrupt partitions whose topic was deleted and recreated."""
         for name in [*self._assigned, *self._waiting]:
             current_id = self._topic_ids.of(topic_of(name))
             if is_recreated(self._read_ids.get(name), current_id):
                 self._interrupt(name)
                 self._recreated.add(name)
-                self._wanted.pop(name, None)
+                self._to_commit.pop(name, None)
                 self._stored.pop(name, None)
                 self._read_ids.pop(name)
             elif current_id is not None and name in self._assigned:
                 self._read_ids[name] = current_id
 
     def _interrupt(self, name: str) -> None:
-        """Read no more of a partition until its position was asked for again.
+        """Stop reading a partition until its position was requested once more.
 
-        What librdkafka has fetched of it is discarded.
+        The records that librdkafka has fetched of it are discarded.
         """
-        if name in self._wanted:
+        if name in self._to_commit:
             stored = self._stored.get(name)
-            offset = self._wanted[name] if stored is None else stored.offset
+            offset = self._to_commit[name] if stored is None else stored.offset
             self._interrupted[name] = CommittedPosition(offset, self._read_ids.get(name))
         if name in self._assigned:
-            self._consumer.incremental_unassign([self._at(name)])
+            self._consumer.incremental_unassign([self._topic_partition(name)])
         self._assigned.discard(name)
         self._paused.discard(name)
         self._waiting.add(name)
         self._next_lookup = 0.0
 
     def recreated(self) -> Collection[str]:
-        """Partitions whose topic was deleted and created again.
+        """Partitions whose topic was deleted and recreated.
 
-        They are read again only after this call.
+        Their reading continues only after this call.
         """
         names = self._recreated
         self._recreated = set()
@@ -241,94 +236,93 @@ class KafkaSource(Source):
     # -- partitions --------------------------------------------------------------------------------
 
     def partitions(self) -> Collection[str] | None:
-        """Those of the last answer; it is asked for again."""
-        self._serve()
-        if self._known is None:
+        """The partitions of the last response; a newer one is requested."""
+        self._process_responses()
+        if self._partitions is None:
             self._consumer.poll(0)
             if self._errors:
                 raise self._errors.pop()
-        self._topic_ids.ask()
-        self._ask(
-            "partitions",
-            lambda: [self._asker.list_topics(name, timeout=_ASK_SECS) for name in self.topics],
-            self._on_topics,
-        )
-        if names := [self._at(name) for name in self._wanted if name in self._assigned]:
-            # A commit of a reader before, which was on its way, may have come after ours.
-            self._ask(
-                "stored", lambda: self._asker.committed(names, timeout=_ASK_SECS), self._on_commit
-            )
-        self._serve()
-        return self._known
+        self._topic_ids.request()
+        self._request("partitions", self._read_topics, self._on_topics)
+        assigned = [
+            self._topic_partition(name) for name in self._to_commit if name in self._assigned
+        ]
+        if assigned:
+            # A late commit of the earlier reader may have replaced that of this task.
+            read_stored = partial(self._requester.committed, assigned, timeout=_REQUEST_SECS)
+            self._request("stored", read_stored, self._on_commit)
+        self._process_responses()
+        return self._partitions
 
-    def _on_topics(self, found: Sequence[Any]) -> None:
+    def _read_topics(self) -> list[Any]:
+        return [self._requester.list_topics(name, timeout=_REQUEST_SECS) for name in self.topics]
+
+    def _on_topics(self, responses: Sequence[Any]) -> None:
         names: list[tuple[bool, str]] = []
-        for metadata in found:
-            for topic, one in metadata.topics.items():
-                if one.error is not None:
-                    why = one.error.str()
+        for response in responses:
+            for topic, metadata in response.topics.items():
+                if metadata.error is not None:
                     raise InvalidRequest(
-                        f"topic {topic!r} cannot be read, {why}: create it, or change topics"
+                        f"topic {topic!r} cannot be read, {metadata.error.str()}: "
+                        "create it, or change topics"
                     )
-                names += [
-                    (part.leader < 0, partition_name(topic, number))
-                    for number, part in one.partitions.items()
-                ]
-        # Those without a leader last: whoever asks for their positions waits.
-        self._known = [name for _, name in sorted(names)]
-        self._first = self._first or self._known
+                for number, partition in metadata.partitions.items():
+                    has_no_leader = partition.leader < 0
+                    names.append((has_no_leader, partition_name(topic, number)))
+        # Partitions without a leader last: a request for their positions waits.
+        self._partitions = [name for _, name in sorted(names)]
+        self._first = self._first or self._partitions
 
     def assign(self, mine: Mapping[str, Any]) -> None:
         """Read these partitions, as soon as their committed offsets are known."""
-        gone = self._assigned - mine.keys()
-        if gone:
-            self._consumer.incremental_unassign([self._at(name) for name in gone])
-        self._assigned -= gone
+        removed = self._assigned - mine.keys()
+        if removed:
+            self._consumer.incremental_unassign([self._topic_partition(name) for name in removed])
+        self._assigned -= removed
         self._waiting = mine.keys() - self._assigned
-        self._wanted = {name: offset for name, offset in self._wanted.items() if name in mine}
-        self._read_ids = {
-            name: topic_id for name, topic_id in self._read_ids.items() if name in mine
-        }
-        self._interrupted = {
-            name: position for name, position in self._interrupted.items() if name in mine
-        }
+        for values in (self._to_commit, self._read_ids, self._interrupted):
+            for name in values.keys() - mine.keys():
+                del values[name]
         self._recreated &= mine.keys()
         self._next_lookup = 0.0
 
     def _read_position(self, name: str) -> tuple[CommittedPosition | None, int, int, Any]:
         """(committed position, first, end, where to start) of a partition; it waits."""
-        consumer, start = self._asker, cast("Any", self.start)
-        (one,) = consumer.committed([self._at(name)], timeout=_ASK_SECS)
-        if one.error is not None:
-            raise self._kafka.KafkaException(one.error)
-        first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
+        start = cast("Any", self.start)
+        (stored,) = self._requester.committed([self._topic_partition(name)], timeout=_REQUEST_SECS)
+        if stored.error is not None:
+            raise self._kafka.KafkaException(stored.error)
+        first, end = self._requester.get_watermark_offsets(stored, timeout=_REQUEST_SECS)
         if start == "latest" and name not in self._first:
             start = "earliest"
-        elif one.offset < 0 and start not in ("earliest", "latest"):
-            start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[
-                0
-            ].offset
-            start = end if start < 0 else start
-        committed = (
-            CommittedPosition(one.offset, topic_id_in(one.metadata)) if one.offset >= 0 else None
-        )
+        elif stored.offset < 0 and start not in ("earliest", "latest"):
+            start = self._offset_at_start_time(name, end)
+        committed = None
+        if stored.offset >= 0:
+            committed = CommittedPosition(stored.offset, topic_id_in(stored.metadata))
         return committed, first, end, start
+
+    def _offset_at_start_time(self, name: str, end: int) -> int:
+        """Offset of the first record after the start time; ``end`` without such a record."""
+        at_start = self._topic_partition(name, self._start_ms)
+        (first_after,) = self._requester.offsets_for_times([at_start], timeout=_REQUEST_SECS)
+        return end if first_after.offset < 0 else first_after.offset
 
     def _begin(
         self,
         name: str,
-        asked_id: str | None,
+        requested_id: str | None,
         position: tuple[CommittedPosition | None, int, int, Any],
     ) -> None:
         """Read a partition from the position that ``_read_position`` returned.
 
-        ``asked_id``: id of its topic when the position was asked for.
+        ``requested_id``: id of its topic when the position was requested.
         """
         if name not in self._waiting:
             return
         topic_id = self._topic_ids.of(topic_of(name))
-        if name in self._recreated or topic_id != asked_id:
-            # The answer may be about the topic before.
+        if name in self._recreated or topic_id != requested_id:
+            # The response may be about the topic before.
             self._next_lookup = 0.0
             return
         if not self._topic_ids.is_answered:
@@ -339,7 +333,7 @@ class KafkaSource(Source):
             self._stored.pop(name, None)
         else:
             self._stored[name] = stored
-        # Kafka deletes the offsets of a group with their topic; the last one is here.
+        # Kafka deletes the offsets of a group with their topic; this task remembers the last one.
         committed = stored or self._interrupted.get(name)
         begin = start_position(committed, topic_id, first, end, start=start, on_lost=self.on_lost)
         if begin.offset is None:
@@ -354,8 +348,8 @@ class KafkaSource(Source):
             self._read_ids[name] = committed.topic_id
         self._interrupted.pop(name, None)
         # Committed at once: from now on it can be lost, and a later start begins here.
-        self._wanted[name] = begin.offset
-        self._consumer.incremental_assign([self._at(name, begin.offset)])
+        self._to_commit[name] = begin.offset
+        self._consumer.incremental_assign([self._topic_partition(name, begin.offset)])
         self._waiting.discard(name)
         self._assigned.add(name)
 
@@ -364,113 +358,114 @@ class KafkaSource(Source):
     def read(
         self, most: int, full: Collection[str]
     ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
-        """What librdkafka has fetched."""
-        self._serve()
-        self._read_at = time.monotonic()
-        if (
-            self._waiting
-            and self._topic_ids.is_answered
-            and (now := time.monotonic()) >= self._next_lookup
-        ):
+        """The records that librdkafka has fetched."""
+        self._process_responses()
+        now = time.monotonic()
+        self._read_at = now
+        if self._waiting and self._topic_ids.is_answered and now >= self._next_lookup:
             self._next_lookup = now + self.refresh_secs
-            for name in filter(self._waiting.__contains__, self._known or ()):
-                then = partial(self._begin, name, self._topic_ids.of(topic_of(name)))
-                self._ask(f"position of {name}", partial(self._read_position, name), then)
+            self._request_positions()
         if self._paused or full:
             self._pause(self._assigned.intersection(full))
-        found: list[SourceRecord | PartitionEnd | Exception] = []
+        records: list[SourceRecord | PartitionEnd | Exception] = []
         for message in cast("list[Any]", self._consumer.consume(most, 0)):
             name = partition_name(message.topic(), message.partition())
             error = message.error()
             if error is None:
-                kind, at_ms = message.timestamp()
-                value, key, headers = message.value(), message.key(), dict(message.headers() or ())
-                topic_id = self._read_ids.get(name)
-                after = message.offset() + 1
-                at_ms = at_ms if kind else None
-                found.append(
-                    SourceRecord(value, name, after, key, at_ms, headers, topic_id=topic_id)
-                )
+                records.append(self._record_of(name, message))
             elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
-                found.append(PartitionEnd(name, message.offset()))
+                records.append(PartitionEnd(name, message.offset()))
             elif (
                 error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and name in self._assigned
             ):
-                # The reader was overtaken by retention, or the topic is a new one: its id says
-                # which.
+                # Retention has deleted the record, or the topic is a new one, which its id shows.
                 self._interrupt(name)
-                self._topic_ids.ask_again()
+                self._topic_ids.request_newer()
             else:
                 self._errors.append(self._readable(error))
-        found += self._errors
+        records += self._errors
         self._errors.clear()
-        return found
+        return records
+
+    def _request_positions(self) -> None:
+        """Request the positions of the partitions that wait for one."""
+        for name in self._partitions or ():
+            if name in self._waiting:
+                begin = partial(self._begin, name, self._topic_ids.of(topic_of(name)))
+                self._request(f"position of {name}", partial(self._read_position, name), begin)
+
+    def _record_of(self, name: str, message: Any) -> SourceRecord:
+        kind, at_ms = message.timestamp()
+        return SourceRecord(
+            message.value(),
+            name,
+            after=message.offset() + 1,
+            key=message.key(),
+            at_ms=at_ms if kind else None,
+            headers=dict(message.headers() or ()),
+            topic_id=self._read_ids.get(name),
+        )
 
     def _pause(self, full: set[str]) -> None:
+        """Pause these assigned partitions, and resume all others."""
         paused = self._paused & self._assigned
         if full - paused:
-            self._consumer.pause([self._at(name) for name in full - paused])
+            self._consumer.pause([self._topic_partition(name) for name in full - paused])
         if paused - full:
-            self._consumer.resume([self._at(name) for name in paused - full])
+            self._consumer.resume([self._topic_partition(name) for name in paused - full])
         self._paused = full
 
     def commit(self, after: Mapping[str, Any]) -> None:
-        """Store offsets; what could not be stored is tried again at the next call."""
-        self._serve()
-        self._wanted.update(
-            (name, offset) for name, offset in after.items() if name in self._wanted
-        )
-        positions = {
-            name: CommittedPosition(offset, self._read_ids.get(name))
-            for name, offset in self._wanted.items()
-        }
-        changed = {
-            name: position
-            for name, position in positions.items()
-            if self._stored.get(name) != position
-        }
+        """Store offsets; the next call retries those that could not be stored."""
+        self._process_responses()
+        for name, offset in after.items():
+            if name in self._to_commit:
+                self._to_commit[name] = offset
+        changed: dict[str, CommittedPosition] = {}
+        for name, offset in self._to_commit.items():
+            position = CommittedPosition(offset, self._read_ids.get(name))
+            if self._stored.get(name) != position:
+                changed[name] = position
         if changed:
-            # A close cannot wait: its positions carry the id of their topic.
-            checks_ids = self._topic_ids.is_given and not self._closed
-            self._ask("commit", partial(self._send_commit, changed, checks_ids), self._on_sent)
-            self._serve()
+            # A close cannot wait for ids: its positions have the id of their topic.
+            checks_ids = self._topic_ids.has_ids and not self._closed
+            send = partial(self._send_commit, changed, checks_ids)
+            self._request("commit", send, self._on_commit_response)
+            self._process_responses()
 
     def _send_commit(
         self, positions: Mapping[str, CommittedPosition], checks_ids: bool
     ) -> tuple[Mapping[str, str] | None, Sequence[Any]]:
-        """Commit positions, but none of a topic that was deleted; it waits.
+        """Commit positions, except those of a deleted topic; it waits.
 
-        Returns the ids of the topics, ``None`` if not asked for, and the committed offsets.
+        Returns the ids of the topics, ``None`` if not requested, and the committed offsets.
         """
         topic_ids = self._topic_ids.read() if checks_ids else None
         current_ids = topic_ids or {}
         offsets: list[Any] = []
         for name, position in positions.items():
             if not is_recreated(position.topic_id, current_ids.get(topic_of(name))):
-                offsets.append(
-                    self._at(
-                        name, position.offset, position_metadata(self._label, position.topic_id)
-                    )
-                )
+                metadata = position_metadata(self._label, position.topic_id)
+                offsets.append(self._topic_partition(name, position.offset, metadata))
         has_lost_task = checks_ids and (self._late.is_set() or not self._may_write())
         if not offsets or has_lost_task:
             return topic_ids, []
-        return topic_ids, self._asker.commit(offsets=offsets, asynchronous=False)
+        return topic_ids, self._requester.commit(offsets=offsets, asynchronous=False)
 
-    def _on_sent(self, answer: tuple[Mapping[str, str] | None, Sequence[Any]]) -> None:
-        topic_ids, offsets = answer
+    def _on_commit_response(self, response: tuple[Mapping[str, str] | None, Sequence[Any]]) -> None:
+        topic_ids, offsets = response
         if topic_ids is not None:
             self._topic_ids.update(topic_ids)
             self._on_topic_ids()
         self._on_commit(offsets)
 
     def _on_commit(self, offsets: Sequence[Any]) -> None:
-        for one in offsets:
-            name = partition_name(one.topic, one.partition)
-            if one.error is not None:
-                self._errors.append(self._readable(one.error))
-            elif one.offset >= 0:
-                self._stored[name] = CommittedPosition(one.offset, topic_id_in(one.metadata))
+        for entry in offsets:
+            name = partition_name(entry.topic, entry.partition)
+            if entry.error is not None:
+                self._errors.append(self._readable(entry.error))
+            elif entry.offset >= 0:
+                self._stored[name] = CommittedPosition(entry.offset, topic_id_in(entry.metadata))
             else:
                 self._stored.pop(name, None)
 
@@ -479,60 +474,74 @@ class KafkaSource(Source):
         position = self._stored.get(name) or self._interrupted.get(name)
         if position is None:
             return None
-        # Of a topic that was created again no record is finished.
+        # No record of a recreated topic is finished.
         if is_recreated(position.topic_id, self._topic_ids.of(topic_of(name))):
             return 0
         return position.offset
 
     def lag(self) -> Mapping[str, Lag]:
-        """Records after the committed offset, by the newest ends that are known."""
-        found: dict[str, Lag] = {}
-        asked: list[str] = []
-        stale = time.monotonic() - self._read_at > _STALE_SECS
+        """Number of records after the committed offset, by the newest known ends."""
+        lags: dict[str, Lag] = {}
+        unfetched: list[str] = []
+        is_stale = time.monotonic() - self._read_at > _STALE_SECS
         for name in (*self._assigned, *self._waiting):
             end = -1
             if name in self._assigned and name not in self._paused:
-                end = self._consumer.get_watermark_offsets(self._at(name), cached=True)[1]
-            stored = self._committed_offset(name)
-            if (end < 0 or stale) and stored is not None:
-                asked.append(name)
+                end = self._consumer.get_watermark_offsets(
+                    self._topic_partition(name), cached=True
+                )[1]
+            committed = self._committed_offset(name)
+            if (end < 0 or is_stale) and committed is not None:
+                unfetched.append(name)
                 end = max(end, self._ends.get(name, -1))
-            found[name] = Lag(None if end < 0 or stored is None else max(0, end - stored))
-        if asked:
-            # Nothing is fetched of them now, which would bring their ends.
-            read_end = partial(self._asker.get_watermark_offsets, timeout=_ASK_SECS)
-            self._ask(
-                "ends",
-                lambda: {name: read_end(self._at(name))[1] for name in asked},
-                self._ends.update,
+            if end < 0 or committed is None:
+                lags[name] = Lag(None)
+            else:
+                lags[name] = Lag(max(0, end - committed))
+        if unfetched:
+            # A fetch, which would update the ends, does not run for these partitions.
+            self._request("ends", partial(self._read_ends, unfetched), self._ends.update)
+        return lags
+
+    def _read_ends(self, names: Sequence[str]) -> dict[str, int]:
+        """Partition -> its end; it waits."""
+        ends: dict[str, int] = {}
+        for name in names:
+            _, ends[name] = self._requester.get_watermark_offsets(
+                self._topic_partition(name), timeout=_REQUEST_SECS
             )
-        return found
+        return ends
 
     def close(self) -> None:
-        """Store what is to be committed, and close the consumer, in a thread. The loop waits for it
-        for 50 ms: what was not sent to the brokers by then is not stored, since the task may have
-        another owner.
+        """Store the finished positions, and close the consumer, in a thread.
+
+        The loop waits for the thread for 50 ms: positions that were not sent to the brokers by then
+        are not stored, since the task may have another owner.
         """
         if self._closed:
             return
         self._closed = True
-        self._asked.clear()
+        self._requests.clear()
         stored = Event()
 
         def end() -> None:
             try:
-                for last in (False, True):
-                    if self._answer is not None:
-                        wait([self._answer[1]])
-                    self._serve()
-                    if not last and not self._late.is_set() and self._may_write():
-                        self.commit({})
+                self._await_pending()
+                if not self._late.is_set() and self._may_write():
+                    self.commit({})
+                self._await_pending()
             finally:
                 stored.set()
-                self._asker.close()
+                self._requester.close()
                 self._consumer.close()
                 self._topic_ids.close()
 
         Thread(target=end, name="kafka-close", daemon=True).start()
         if not stored.wait(_CLOSE_SECS):
             self._late.set()
+
+    def _await_pending(self) -> None:
+        """Wait for the request that is under way, and process its response."""
+        if self._pending is not None:
+            wait([self._pending[1]])
+        self._process_responses()

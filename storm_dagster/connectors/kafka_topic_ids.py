@@ -1,6 +1,6 @@
-"""Ids of Kafka's topics, asked for in a thread.
+"""Ids of Kafka's topics, requested in a thread.
 
-A topic that is deleted and created again has another id.
+A topic that is deleted and recreated has another id.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,76 +11,80 @@ from typing import Any
 from storm_dagster.connectors.kafka_positions import topic_id_text
 from storm_dagster.host.futures import in_thread
 
-_ANSWER_SECS = 2.0
-"""Longest wait for an answer: without it the ids are unknown until the next question."""
+_RESPONSE_SECS = 2.0
+"""Maximum wait for a response, after which the ids are unknown until the next request."""
 
 
 class TopicIds:
     """Ids of the topics of one task.
 
-    Only :meth:`read` waits, and may be called in any thread; the rest is called in one. Ids may
-    stay unknown: brokers before Kafka 2.8 have none, and a cluster without a controller gives none.
+    Only :meth:`read` waits, and may be called in any thread; all other methods are called in one.
+    Ids may stay unknown: brokers before Kafka 2.8 have none, and a cluster without a controller
+    gives none.
     """
 
     def __init__(self, kafka: Any, settings: Mapping[str, Any], topics: Sequence[str]) -> None:
-        """``kafka``: the module of the client library."""
+        """Create the client; ``kafka`` is the module of the client library."""
         from confluent_kafka.admin import AdminClient
 
         self._kafka = kafka
-        # Of the clients only this one is given ids.
+        # Only an admin client gets ids.
         self._admin: Any = AdminClient({**settings, "log_level": 0})
         self._topics = sorted(set(topics))
         self._ids: dict[str, str] = {}
         self._replaced: set[str] = set()
-        """Ids of topics that were deleted. A broker that is behind may still give them."""
-        self._answer: Future[dict[str, str]] | None = None
+        """Ids of topics that were deleted. A broker that is behind may still return them."""
+        self._request: Future[dict[str, str]] | None = None
         self.is_answered = False
-        """Whether the newest question was answered, perhaps without an id."""
-        self.is_given = False
-        """Whether the last answer had an id."""
+        """True if the newest request was answered, perhaps without an id."""
+        self.has_ids = False
+        """True if the last response had an id."""
 
     def of(self, topic: str) -> str | None:
         """Id of a topic; ``None``: unknown."""
         return self._ids.get(topic)
 
-    def ask(self) -> None:
-        """Ask without waiting, unless a question is under way."""
-        if self._answer is None:
-            self._answer = in_thread("kafka-topic-ids", self.read)
+    def request(self) -> None:
+        """Request the ids without waiting, unless a request is under way."""
+        if self._request is None:
+            self._request = in_thread("kafka-topic-ids", self.read)
 
-    def ask_again(self) -> None:
-        """Ask, and count as unanswered until then, if brokers give ids at all."""
-        if self.is_given:
+    def request_newer(self) -> None:
+        """Request the ids, which count as unanswered until the response.
+
+        Has no effect if brokers give no ids.
+        """
+        if self.has_ids:
             self.is_answered = False
-            self.ask()
+            self.request()
 
     def read(self) -> dict[str, str]:
-        """Topic -> id, of those whose id brokers give within 2 s; it waits."""
+        """Topic -> id, for topics whose id brokers return within 2 s; it waits."""
         topic_ids: dict[str, str] = {}
-        # Unknown is not an error: the question about partitions reports faults of a topic.
+        # Unknown is not an error: the request for partitions reports faults of a topic.
         with suppress(self._kafka.KafkaException):
             topics = self._kafka.TopicCollection(self._topics)
-            answers = self._admin.describe_topics(topics, request_timeout=_ANSWER_SECS)
-            for topic, answer in answers.items():
+            responses = self._admin.describe_topics(topics, request_timeout=_RESPONSE_SECS)
+            for topic, response in responses.items():
                 with suppress(self._kafka.KafkaException):
-                    topic_id = topic_id_text(answer.result().topic_id)
+                    topic_id = topic_id_text(response.result().topic_id)
                     if topic_id is not None:
                         topic_ids[topic] = topic_id
         return topic_ids
 
-    def take(self) -> bool:
-        """Take the answer, if it is there. ``True``: it is."""
-        answer = self._answer
-        if answer is None or not answer.done():
+    def poll(self) -> bool:
+        """Process the response, if it has arrived. True if it has."""
+        request = self._request
+        if request is None or not request.done():
             return False
-        self._answer = None
+        self._request = None
         self.is_answered = True
-        self.update(answer.result())
+        self.update(request.result())
         return True
 
     def update(self, topic_ids: Mapping[str, str]) -> None:
-        """Take what :meth:`read` returned."""
-        self.is_given = bool(topic_ids)
+        """Store the ids that :meth:`read` returned."""
+        self.has_ids = bool(topic_ids)
         for topic, topic_id in topic_ids.items():
             if topic_id in self._replaced:
                 continue
@@ -90,7 +94,7 @@ class TopicIds:
             self._ids[topic] = topic_id
 
     def close(self) -> None:
-        """Disconnect; it waits for the answer that is under way."""
-        if self._answer is not None:
-            wait([self._answer])
+        """Disconnect, after the request that is under way."""
+        if self._request is not None:
+            wait([self._request])
         self._admin = None

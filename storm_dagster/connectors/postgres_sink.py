@@ -9,9 +9,12 @@ from storm_dagster.connectors.settings import assets_of, client_library, client_
 from storm_dagster.connectors.sinks import Rejected, Retry, Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
-_MANY, _MISFITS = 10, ("DatatypeMismatch", "UndefinedColumn", "SyntaxError", "GeneratedAlways")
-_OF_ROW = (*_MISFITS, "ProgramLimitExceeded", "RaiseException")
-_RECORD_ID, _TOKENS = "record_id", "storm_sink_tokens"
+_MIN_MISFITS = 10
+"""Number of rows, all of which do not fit, from which on the table is at fault."""
+_MISFIT_ERRORS = ("DatatypeMismatch", "UndefinedColumn", "SyntaxError", "GeneratedAlways")
+_ROW_ERRORS = (*_MISFIT_ERRORS, "ProgramLimitExceeded", "RaiseException")
+_RECORD_ID = "record_id"
+_TOKENS_TABLE = "storm_sink_tokens"
 _JSON_COLUMNS = """
 with recursive part (name, type, is_array) as (
     select attname, atttypid, false from pg_catalog.pg_attribute
@@ -25,28 +28,37 @@ select name::text, typname::text || case when is_array then '[]' else '' end
 from part join pg_catalog.pg_type on pg_type.oid = type
 where type in ('pg_catalog.json'::regtype, 'pg_catalog.jsonb'::regtype)
 """
-"""Columns of a table that hold JSON -> type without the domains around it. An array's element type
-is looked into, since an array of ``jsonb`` has values of JSON, too. The catalog may be read by
-users who may only insert into the table.
+"""Query for the columns of a table that hold JSON, with their types without domains around them.
+
+It includes arrays by the type of their elements, since an array of ``jsonb`` has values of JSON,
+too. Users that may only insert into the table can read the catalog.
 """
 _MAX_NAME_BYTES = 63
-"""PostgreSQL cuts off the rest of a longer name."""
+"""PostgreSQL truncates a longer name."""
 _SETTINGS: dict[str, Any] = {
-    **{"application_name": "storm_dagster", "connect_timeout": 10, "tcp_user_timeout": 30_000},
-    **{"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4},
+    "application_name": "storm_dagster",
+    "connect_timeout": 10,
+    "tcp_user_timeout": 30_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
 }
-"""A server that is silent is given up within half a minute."""
+"""Settings with which a connection to a silent server ends within half a minute."""
 _LIMITS = "set local lock_timeout = '10s'; set local idle_in_transaction_session_timeout = '60s'"
-"""A writer that was stopped inside a transaction holds the row of its token no longer than this."""
+"""Limits of a transaction.
+
+They bound the time that a writer which was stopped inside of one holds the row of its token.
+"""
 
 
 class PostgresSink:
-    """Writes rows to a table whose columns are named as the fields. Needs the extra ``postgres``.
+    """Sink that writes rows to a table whose columns have the names of the fields.
 
-    A row with the ``key`` (columns of a unique constraint) of another one replaces it. The default
-    key is the column ``record_id``, which gets the row's id; with ``exactly_once`` there is none,
-    and rows are only inserted. Then the newest token of each task is a row of the table
-    ``storm_sink_tokens``, which is created if it is missing, in the transaction of the rows.
+    Needs the extra ``postgres``. A row replaces the row with the same ``key`` (columns of a unique
+    constraint). The default key is the column ``record_id``, which gets the row's id. With
+    ``exactly_once`` there is no default key, and rows are only inserted. Then the newest token of
+    each task is a row of the table ``storm_sink_tokens``, which is created if it is missing, in the
+    transaction of the rows.
 
     The conf has the connection's parameters below ``prefix``: ``postgres.host``,
     ``postgres.dbname``, ``postgres.password.file`` and any other one of libpq. Rows that break a
@@ -62,40 +74,43 @@ class PostgresSink:
     def __init__(
         self, table: str, key: str | Sequence[str] = (), *, prefix: str = "postgres."
     ) -> None:
-        self._table, self._prefix = table, prefix
+        self._table = table
+        self._prefix = prefix
         self.assets = assets_of("postgres", table)
         self._key = [key] if isinstance(key, str) else list(key)
         self._db: Any = None
-        self._owner, self._epoch = "", 0
+        self._owner = ""
+        self._epoch = 0
         self._json_columns: dict[str, str] = {}
-        """Column -> type of those that hold JSON, such as ``jsonb`` or ``json[]``."""
+        """Columns that hold JSON -> type, such as ``jsonb`` or ``json[]``."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Connect. The end of an earlier transaction of the owner is waited for, at most ten
-        seconds.
+        """Connect.
+
+        Waits for the end of an earlier transaction of the owner, at most ten seconds.
         """
         with client_library("postgres"):
             import psycopg
             from psycopg.types.json import Json, Jsonb
-        self._psycopg, self._json = psycopg, Jsonb
+        self._psycopg = psycopg
+        self._json = Jsonb
         self._json_wrappers = (Json, Jsonb)
-        self._db = psycopg.connect(
-            **{**_SETTINGS, **client_settings(conf, self._prefix)}, autocommit=True
-        )
+        settings = {**_SETTINGS, **client_settings(conf, self._prefix)}
+        self._db = psycopg.connect(**settings, autocommit=True)
         self._owner = owner
         self._json_columns = self._read_json_columns()
         if not owner:
             return None
         with self._db.transaction():
             self._db.execute(_LIMITS)
-            if self._db.execute("select to_regclass(%s)", [_TOKENS]).fetchone() == (None,):
+            table = self._db.execute("select to_regclass(%s)", [_TOKENS_TABLE]).fetchone()
+            if table == (None,):
                 columns = "(owner text primary key, token bigint not null, epoch bigint not null)"
                 self._run(f"create table if not exists {{}} {columns}")
-            # The epoch of this connection: an earlier one of the owner writes nothing any more.
-            opening = "on conflict (owner) do update set epoch = t.epoch + 1 returning token, epoch"
-            token, self._epoch = self._run(
-                f"insert into {{}} as t values (%s, 0, 1) {opening}", owner
-            ).fetchone()
+            # The epoch of this connection: the writes of earlier ones of the owner then fail.
+            insert = "insert into {} as t values (%s, 0, 1)"
+            update = "on conflict (owner) do update set epoch = t.epoch + 1 returning token, epoch"
+            token, self._epoch = self._run(f"{insert} {update}", owner).fetchone()
         return token
 
     def write(self, rows: Sequence[Row], token: int) -> None:
@@ -108,36 +123,42 @@ class PostgresSink:
                     raise Unavailable(
                         f"{self._owner} was opened elsewhere, and writes to {self._table} from there"
                     )
-            self._checks = False
+            self._checks_constraints = False
+
+            def insert(part: Sequence[Row]) -> None:
+                self._insert(cursor, part, part is rows)
+
             try:
-                write_or_reject(
-                    rows, lambda part: self._insert(cursor, part, part is rows), self._is_of_row
-                )
-            except Rejected as refused:
+                write_or_reject(rows, insert, self._is_row_error)
+            except Rejected as rejected:
                 self._check_json_columns()
-                self._spare(cursor, rows, refused.rows)
-                misfits = [why for why in refused.rows.values() if why.startswith(_MISFITS)]
-                if len(misfits) == len(rows) >= _MANY:
-                    # If none of them fits, it is the table.
+                self._retry_refused(cursor, rows, rejected.rows)
+                reasons = rejected.rows.values()
+                misfits = [reason for reason in reasons if reason.startswith(_MISFIT_ERRORS)]
+                if len(misfits) == len(rows) >= _MIN_MISFITS:
+                    # If no row fits, the table is at fault.
                     raise Unavailable(
                         f"no row of a batch fits {self._table}: {misfits[0]}"
                     ) from None
                 raise
             self._check_json_columns()
 
-    def _spare(self, cursor: Any, rows: Sequence[Row], refused: dict[int, str]) -> None:
-        """Take out the rows that were refused only for want of a later one."""
+    def _retry_refused(self, cursor: Any, rows: Sequence[Row], refused: dict[int, str]) -> None:
+        """Insert the refused rows that only lacked a later row.
+
+        They are removed from ``refused``. Raises :class:`Retry` if none remains.
+        """
         before = len(refused) + 1
-        while self._checks and len(refused) < before:
+        while self._checks_constraints and len(refused) < before:
             before = len(refused)
-            for at in sorted(refused, reverse=True):
+            for index in sorted(refused, reverse=True):
                 try:
-                    self._insert(cursor, [rows[at]], False)
+                    self._insert(cursor, [rows[index]], False)
                 except Exception as error:
-                    if not self._is_of_row(error):
+                    if not self._is_row_error(error):
                         raise
                 else:
-                    del refused[at]
+                    del refused[index]
         if not refused:
             raise Retry(0.1)
 
@@ -149,52 +170,51 @@ class PostgresSink:
     def _run(self, statement: str, *values: Any) -> Any:
         """Run a statement on the table of tokens."""
         sql = self._psycopg.sql
-        return self._db.execute(sql.SQL(statement).format(sql.Identifier(_TOKENS)), values)
+        return self._db.execute(sql.SQL(statement).format(sql.Identifier(_TOKENS_TABLE)), values)
 
-    def _is_of_row(self, error: Exception) -> bool:
+    def _is_row_error(self, error: Exception) -> bool:
+        """True if a row may be at fault, and not the table or the connection."""
         pg = self._psycopg
-        # With another state of the server, a ProgrammingError is the table's fault; without one, a
-        # value cannot be sent.
-        of_value = (
-            isinstance(error, pg.ProgrammingError) and getattr(error, "sqlstate", None) is None
-        )
-        of_row = of_value or type(error).__name__ in _OF_ROW
-        return of_row or isinstance(
-            error, pg.DataError | pg.IntegrityError | TypeError | ValueError
-        )
+        if isinstance(error, pg.ProgrammingError) and getattr(error, "sqlstate", None) is None:
+            # A value cannot be sent. With a state of the server the table is at fault.
+            return True
+        if type(error).__name__ in _ROW_ERRORS:
+            return True
+        return isinstance(error, pg.DataError | pg.IntegrityError | TypeError | ValueError)
 
-    def _insert(self, cursor: Any, rows: Sequence[Row], whole: bool) -> None:
+    def _insert(self, cursor: Any, rows: Sequence[Row], is_batch: bool) -> None:
+        """Insert rows, all or none. ``is_batch``: they are all rows of the batch."""
         key = self._key or ([] if self._owner else [_RECORD_ID])
         with self._db.transaction():
-            for columns, same in groupby(rows, lambda row: tuple(row.values)):
-                names = [
-                    *columns,
-                    *(name for name in key if name == _RECORD_ID and name not in columns),
-                ]
+            for fields, same_fields in groupby(rows, lambda row: tuple(row.values)):
+                names = list(fields)
+                if _RECORD_ID in key and _RECORD_ID not in fields:
+                    names.append(_RECORD_ID)
                 types = {name: self._json_type(name) for name in names}
-                lines = [
-                    [self._value(row, name, column_type) for name, column_type in types.items()]
-                    for row in same
-                ]
+                lines = [self._values(row, types) for row in same_fields]
                 cursor.executemany(self._statement(names, key), lines)
-            # What the commit would refuse. A row may need a later one: parts are checked only if
-            # all rows fail.
-            self._checks = self._checks or whole
-            if self._checks:
+            # These checks fail as the commit would. A row may need a later one: parts are checked
+            # only if all rows fail.
+            self._checks_constraints = self._checks_constraints or is_batch
+            if self._checks_constraints:
                 self._db.execute("set constraints all immediate; set constraints all deferred")
+
+    def _values(self, row: Row, types: Mapping[str, str | None]) -> list[Any]:
+        return [self._value(row, name, column_type) for name, column_type in types.items()]
 
     def _value(self, row: Row, name: str, column_type: str | None) -> Any:
         if name not in row.values and row.id is None:
             raise InvalidRequest(
-                f"rows for {self._table} have no id, so that a repeated one would be there twice: set record_id of the "
-                "bolt, or the key of the sink to the columns of a unique constraint"
+                f"rows for {self._table} have no id, so that a repeated one would be there twice: "
+                "set record_id of the bolt, or the key of the sink to the columns of a unique "
+                "constraint"
             )
         value = row.values.get(name, row.id)
         try:
             if column_type is not None:
                 return self._json_parameter(value, column_type)
             if isinstance(value, dict):
-                # For the errors: psycopg would make text of a key that is a number.
+                # Only to check it: psycopg would convert a key that is a number to text.
                 json_text(value)
                 return self._json(value)
         except NoJsonForm as error:
@@ -236,9 +256,10 @@ class PostgresSink:
         return dict(self._db.execute(_JSON_COLUMNS, [table]).fetchall())
 
     def _check_json_columns(self) -> None:
-        """Read the types again, now that the rows' lock on the table keeps them as they are.
+        """Read the types once more, while the rows' lock on the table prevents a change.
 
-        If another session has changed them, :class:`Retry`: the values were made for other types.
+        Raises :class:`Retry` if another session has changed them: the values were encoded for other
+        types.
         """
         json_columns = self._read_json_columns()
         if json_columns != self._json_columns:
@@ -263,18 +284,17 @@ class PostgresSink:
 
     def _statement(self, names: Sequence[str], key: Sequence[str]) -> Any:
         sql = self._psycopg.sql
-        rest = [
-            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
-            for name in names
-            if name not in key
-        ]
-        action = "do update set {4}" if rest else "do nothing"
-        text = "insert into {0} ({1}) values ({2})" + (
-            f" on conflict ({{3}}) {action}" if key else ""
-        )
-        columns, ids = (map(sql.Identifier, each) for each in (names, key))
-        placeholders = [self._placeholder(name) for name in names]
-        lists = (columns, placeholders, ids, rest)
+        comma = sql.SQL(", ")
+        update = sql.SQL("{0} = excluded.{0}")
+        updates = [update.format(sql.Identifier(name)) for name in names if name not in key]
+        text = "insert into {table} ({columns}) values ({placeholders})"
+        if key:
+            action = "do update set {updates}" if updates else "do nothing"
+            text += f" on conflict ({{key}}) {action}"
         return sql.SQL(text).format(
-            sql.Identifier(*self._table.split(".")), *map(sql.SQL(", ").join, lists)
+            table=sql.Identifier(*self._table.split(".")),
+            columns=comma.join([sql.Identifier(name) for name in names]),
+            placeholders=comma.join([self._placeholder(name) for name in names]),
+            key=comma.join([sql.Identifier(name) for name in key]),
+            updates=comma.join(updates),
         )

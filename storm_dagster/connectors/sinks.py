@@ -1,4 +1,4 @@
-"""Bolts that write what they receive to a system outside: databases, files, brokers."""
+"""Bolts that write their tuples to another system: databases, files, brokers."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -20,50 +20,53 @@ class Row:
     values: Mapping[str, Any]
     """Value of each field."""
     id: str | None = None
-    """The values of ``record_id`` as text: the same when the row comes again, and that of no other
-    record.
+    """The values of ``record_id`` as text.
+
+    A replayed row has the same id, no other record has it.
     """
 
 
 _Entry = tuple[Row, list[Tuple]]
-"""A row and its tuple, and copies of this that came while it waited."""
+"""A row and its tuples: the first one, and copies that arrived while the row waited."""
 
 
 class Sink(Protocol):
-    """What a :class:`SinkBolt` writes to. Each task has its own copy and its own thread: methods
-    may block.
+    """Connection of a :class:`SinkBolt` to another system.
+
+    Each task has its own copy and its own thread: methods may block.
     """
 
     assets: Sequence[str] = ()
-    """Keys of the Dagster assets that it writes: downstream of the bolt in the lineage of a
-    declared topology.
+    """Keys of the Dagster assets that it writes.
+
+    They are downstream of the bolt in the lineage of a declared topology.
     """
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Connect, and return the newest token that ``owner`` has written, 0 if none; ``None`` if
-        that is not known.
+        """Connect, and return the newest token that ``owner`` has written.
 
-        ``conf`` is the component's, over the topology's. ``owner`` names the task, and is empty if
-        rows may be written twice. Nothing that an earlier connection of the owner began may be
-        written from now on.
+        0 if it has written none; ``None`` if it is not known. ``conf`` is the topology's conf,
+        overridden by the component's. ``owner`` names the task, and is empty if rows may be written
+        twice. From now on, earlier connections of the owner must not write anything.
         """
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Make all rows durable, with the token, or raise.
 
-        :class:`Retry` if none is written and the same call shall come again, :class:`Rejected` if
-        some can never be written: the call comes again without them. After any other error the sink
-        is closed, and opened again: what its :meth:`open` returns says whether the rows are
-        written.
+        Raise :class:`Retry` if none is written and the same call must be repeated,
+        :class:`Rejected` if some can never be written: the call is repeated without them. After any
+        other error the sink is closed and reopened: the result of :meth:`open` then tells if the
+        rows are written.
         """
 
     def close(self) -> None:
-        """Disconnect, also after an error; it waits for nothing."""
+        """Disconnect, also after an error, without waiting."""
 
 
 class Retry(Exception):
-    """The sink takes nothing now: spouts are held back, and the write comes again ``after``
-    seconds.
+    """The sink accepts no rows now.
+
+    Spouts are held back, and the write is repeated ``after`` seconds.
     """
 
     def __init__(self, after: float, why: str = "it is busy") -> None:
@@ -72,10 +75,15 @@ class Retry(Exception):
 
 
 class Rejected(Exception):
-    """The sink refuses rows, which would fail every time: index in the batch -> why."""
+    """The sink refuses rows, which would fail every time.
+
+    ``rows`` is index in the batch -> reason.
+    """
 
     def __init__(self, rows: Mapping[int, str]) -> None:
-        super().__init__(f"{len(rows)} rows are refused: {next(iter(rows.values()), '')}")
+        reasons = list(rows.values())
+        first_reason = reasons[0] if reasons else ""
+        super().__init__(f"{len(rows)} rows are refused: {first_reason}")
         self.rows: dict[int, str] = dict(rows)
 
 
@@ -84,11 +92,11 @@ def write_or_reject(
     write: Callable[[Sequence[Row]], Any],
     is_of_row: Callable[[Exception], bool],
 ) -> None:
-    """Write rows in one call, or if that raises find the rows at fault by halves, and raise
-    :class:`Rejected` for them.
+    """Write rows in one call, or all but the rows at fault.
 
-    ``write`` adds rows to those written before, all of them or none. ``is_of_row``: whether an
-    error may be a row's.
+    If the call raises, the halves of its rows are written, then their halves. Raises
+    :class:`Rejected` for the rows that raise alone. ``write`` adds rows to those written before,
+    all of them or none. ``is_of_row`` is true for an error that a row may cause.
     """
     refused: dict[int, str] = {}
     parts = [(0, rows)]
@@ -101,7 +109,8 @@ def write_or_reject(
                 raise
             middle = len(part) // 2
             if middle:
-                parts += [(first + middle, part[middle:]), (first, part[:middle])]
+                parts.append((first + middle, part[middle:]))
+                parts.append((first, part[:middle]))
             else:
                 refused[first] = f"{type(error).__name__}: {error}"
     if refused:
@@ -109,16 +118,15 @@ def write_or_reject(
 
 
 class SinkBolt(StatefulBolt):
-    """A bolt that gathers rows, writes them to its ``sink``, and acks them then: a subclass sets
-    attributes.
+    """Bolt that writes rows to its ``sink``, and then acks their tuples.
 
-    A batch is written when it has ``batch_rows`` rows or ``batch_bytes`` bytes (strings and bytes;
-    any other value counts as eight), or is ``batch_secs`` old. While the sink cannot be reached,
-    the task takes no tuples, so that spouts are held back; the batch is tried again every 0.5 to 10
-    s, and the error is reported once a minute.
+    A subclass sets the attributes. A batch is written when it has ``batch_rows`` rows or
+    ``batch_bytes`` bytes (strings and bytes; any other value counts as eight), or is ``batch_secs``
+    old. While the sink cannot be reached, the task takes no tuples, so that spouts are held back;
+    the batch is retried every 0.5 to 10 s, and the error is reported once a minute.
 
     Rows that the sink refuses are emitted one by one on the stream ``rejected``, with the reason,
-    and acked; if nothing reads the stream, they fail, and become dead letters.
+    and acked; if no component reads the stream, they fail, and become dead letters.
 
     With ``exactly_once`` each row is written once, if the sink keeps tokens: a checkpoint of the
     batch's token and ids, the write, the acks. It needs a ``record_id``, and inputs grouped by
@@ -130,11 +138,11 @@ class SinkBolt(StatefulBolt):
     auto_ack = False
     outputs: ClassVar[Outputs] = [Stream(["row", "reason"], "rejected")]
     sink: ClassVar[Sink]
-    """What is written to; each task has its own copy."""
+    """The sink that is written to; each task has its own copy."""
     record_id: ClassVar[str | Sequence[str] | None] = None
-    """Fields whose values make the id of a record on its stream."""
+    """Fields whose values are the id of a record on its stream."""
     exactly_once: ClassVar[bool] = False
-    """Whether no row is written twice."""
+    """True if no row is written twice."""
     batch_rows: ClassVar[int] = 1000
     batch_bytes: ClassVar[int] = 4 << 20
     batch_secs: ClassVar[float] = 1.0
@@ -149,92 +157,112 @@ class SinkBolt(StatefulBolt):
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Conf of the tick that writes the rows of a quiet stream, and what is written."""
-        assets = list(getattr(getattr(cls, "sink", None), "assets", ()))
+        """Conf of the written assets, and of a tick for quiet streams.
+
+        The tick writes the rows that wait for a full batch.
+        """
+        sink = getattr(cls, "sink", None)
         return {
             "topology.tick.tuple.freq.secs": cls.batch_secs / 2,
-            "topology.component.assets": assets,
+            "topology.component.assets": list(getattr(sink, "assets", ())),
         }
 
     @classmethod
     def check_inputs(cls, owner: str, inputs: Mapping[tuple[str, str], Any]) -> None:
-        """Check that there is a sink, and that each input has the fields of ``record_id``; else
-        :class:`InvalidTopology`.
+        """Check that the class has a sink, and each input the fields of ``record_id``.
+
+        Raises :class:`InvalidTopology` if not.
         """
         if not hasattr(cls, "sink"):
             raise InvalidTopology(
                 f"{owner}: {cls.__name__} has no sink: set sink = ... in its class"
             )
         for (component, stream), spec in inputs.items():
-            if missing := [name for name in cls._id_fields() if name not in spec.fields]:
-                has = f"{stream!r} of {component!r} has: {', '.join(spec.fields)}"
-                raise InvalidTopology(f"{owner}: record_id is {missing[0]!r}, but {has}")
+            missing = [name for name in cls._id_fields() if name not in spec.fields]
+            if missing:
+                raise InvalidTopology(
+                    f"{owner}: record_id is {missing[0]!r}, but {stream!r} of {component!r} has: "
+                    f"{', '.join(spec.fields)}"
+                )
 
     @classmethod
     def _id_fields(cls) -> list[str]:
         return [cls.record_id] if isinstance(cls.record_id, str) else list(cls.record_id or ())
 
     def row_of(self, tup: Tuple) -> Mapping[str, Any] | None:
-        """The values to write: by default those of the tuple, by field. ``None``: nothing. If it
-        raises, the tuple fails.
+        """The values to write: by default those of the tuple, by field.
+
+        ``None`` for no row. If it raises, the tuple fails.
         """
         return self.named(tup)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Begin without a connection: the first tuple or tick makes it."""
-        self._is_read = bool(context["stream->target->grouping"].get("rejected"))
+        """Begin without a connection: the first tuple or tick connects."""
+        self._rejected_is_read = bool(context["stream->target->grouping"].get("rejected"))
         self._sink: Sink | None = None
         self._entries: list[_Entry] = []
-        self._known: dict[Any, _Entry] = {}
-        self._size = self._since = self._token = self._room_at = 0
+        self._entry_of_id: dict[Any, _Entry] = {}
+        self._size = 0
+        self._since = 0
+        self._token = 0
+        self._room_at = 0
         self._retries = TargetRetries(self)
         self._writing: list[_Entry] = []
-        """The batch that is being written; nothing is gathered meanwhile."""
-        self._begun = False
-        """Whether its token and ids are in a checkpoint."""
-        self._refused = 0
+        """The batch that is being written; no other is gathered at that time."""
+        self._has_begun = False
+        """True if the token and ids of that batch are in a checkpoint."""
+        self._rejected_count = 0
         self._is_full = True
 
     def process(self, tup: Tuple) -> None:
         """Add the tuple to the batch, and write a full one."""
-        name = self._sink_batches.id_of(tup) if self.exactly_once else None
-        if name is not None and name in self._known:
-            self._known[name][1].append(tup)
+        tuple_id = self._sink_batches.id_of(tup) if self.exactly_once else None
+        if tuple_id is not None and tuple_id in self._entry_of_id:
+            _, copies = self._entry_of_id[tuple_id]
+            copies.append(tup)
             return
         values = self.row_of(tup)
         if values is None:
             self.ack(tup)
             return
-        named = self.named(tup) if self.record_id else {}
-        parts = [str(named[each]) for each in self._id_fields()]
-        # No two records have the same text. The first field, often a partition or a path, stays as
-        # it is.
-        parts[1:] = [one.replace("%", "%25").replace("/", "%2F") for one in parts[1:]]
-        self._size += sum(
-            len(one) if isinstance(one, str | bytes) else 8 for one in values.values()
-        )
+        entry = (Row(values, self._record_id_of(tup)), [tup])
+        for value in values.values():
+            self._size += len(value) if isinstance(value, str | bytes) else 8
         if not self._entries:
             self._since = self.context.now_ms()
-        self._entries.append((Row(values, "/".join(parts) if parts else None), [tup]))
-        if name is not None:
-            self._known[name] = self._entries[-1]
+        self._entries.append(entry)
+        if tuple_id is not None:
+            self._entry_of_id[tuple_id] = entry
         if len(self._entries) >= self.batch_rows or self._size >= self.batch_bytes:
             self._write_batch()
+
+    def _record_id_of(self, tup: Tuple) -> str | None:
+        """The id of the tuple's record as text; no two records have the same.
+
+        The first field, often a partition or a path, is unchanged.
+        """
+        if not self.record_id:
+            return None
+        values = self.named(tup)
+        first, *others = [str(values[name]) for name in self._id_fields()]
+        escaped = [text.replace("%", "%25").replace("/", "%2F") for text in others]
+        return "/".join([first, *escaped])
 
     def process_again(self, tup: Tuple) -> None:
         """Ack a tuple whose row is written."""
         self.ack(tup)
 
     def process_tick(self, tup: Tuple) -> None:
-        """Write a batch that is old enough, and what could not be written before."""
+        """Write a batch that is old enough, or retry one that could not be written."""
         if self._is_full:
             self._make_room()
         elif self._entries and self.context.now_ms() - self._since >= self.batch_secs * 900:
             self._write_batch()
 
     def close(self) -> None:
-        """Close the sink; what is gathered is replayed."""
-        sink, self._sink = self._sink, None
+        """Close the sink; tuples of unwritten rows are replayed."""
+        sink = self._sink
+        self._sink = None
         if sink is not None:
             # A connection that failed may fail once more.
             with suppress(Exception):
@@ -243,40 +271,45 @@ class SinkBolt(StatefulBolt):
     # -- writing -----------------------------------------------------------------------------------
 
     def _write_batch(self) -> None:
-        if not self._is_full:
-            self._writing, self._entries = self._entries, []
-            self._known.clear()
-            self._size, self._is_full = 0, True
-            self._make_room()
+        if self._is_full:
+            return
+        self._writing = self._entries
+        self._entries = []
+        self._entry_of_id.clear()
+        self._size = 0
+        self._is_full = True
+        self._make_room()
 
     def _make_room(self) -> None:
-        """Open the sink and write the batch, if that is due; what fails is tried again later."""
+        """Open the sink and write the batch, if that is due; failures are retried later."""
         if not self._retries.is_due():
             return
         try:
-            done = (self._sink is not None or self._open()) and self._write()
-        except Retry as wait:
-            self._retries.wait(round(wait.after * 1000))
+            is_open = self._sink is not None or self._open()
+            is_written = is_open and self._write()
+        except Retry as retry:
+            self._retries.wait(round(retry.after * 1000))
             if self.context.now_ms() - self._since > REPORT_MS:
-                self._report(wait)
+                self._report(retry)
         except Exception as error:
             self.close()
             self._retries.wait()
             self._report(error)
         else:
             self._retries.end()
-            self._is_full = not done
+            self._is_full = not is_written
 
     def _open(self) -> bool:
-        """Connect, and decide which batches of the time before are written. ``False``: the task
-        restarts.
+        """Connect, and decide which earlier batches are written.
+
+        False if the task must restart.
         """
         batches = self._sink_batches
-        me = batches.owner if self.exactly_once else ""
+        own_name = batches.owner if self.exactly_once else ""
         undecided = batches.undecided() if self.exactly_once else {}
-        written = False
-        # Earlier owners of this task's keys first; then itself, whose sink stays open.
-        for owner in [*sorted(undecided.keys() - {me}), me]:
+        is_written = False
+        # Earlier owners of this task's keys first; then the task itself, whose sink stays open.
+        for owner in [*sorted(undecided.keys() - {own_name}), own_name]:
             self.close()
             self._sink = copy.copy(self.sink)
             try:
@@ -286,76 +319,90 @@ class SinkBolt(StatefulBolt):
                 raise
             if newest is None and owner:
                 raise InvalidRequest(
-                    f"{type(self.sink).__name__} does not know what it has written, as exactly_once needs it: set "
-                    f"{type(self).__name__}.exactly_once = False, or return its newest token from open()"
+                    f"{type(self.sink).__name__} does not know what it has written, "
+                    f"as exactly_once needs it: set {type(self).__name__}.exactly_once = False, "
+                    "or return its newest token from open()"
                 )
             self._token = newest or 0
-            written = owner in undecided and self._token >= undecided[owner]
-            if owner in undecided and not batches.decide(owner, written):
+            is_written = owner in undecided and self._token >= undecided[owner]
+            if owner in undecided and not batches.decide(owner, is_written):
                 return False
-        if self._begun and written:
+        if self._has_begun and is_written:
             self._finish()
-        self._begun = False
+        self._has_begun = False
         return True
 
     def _write(self) -> bool:
+        """Write the batch, without the rows that the sink refuses.
+
+        False if the task must restart.
+        """
         assert self._sink is not None
-        while entries := self._writing:
-            tups = [copies[0] for _, copies in entries]
-            if (
-                self.exactly_once
-                and not self._begun
-                and not self._sink_batches.begin(self._token + 1, tups)
-            ):
-                return False
-            self._begun = True
+        while self._writing:
+            entries = self._writing
+            if self.exactly_once and not self._has_begun:
+                tups = [copies[0] for _, copies in entries]
+                if not self._sink_batches.begin(self._token + 1, tups):
+                    return False
+            self._has_begun = True
             try:
                 self._sink.write([row for row, _ in entries], self._token + 1)
-            except Rejected as refused:
-                # Without ids of what is not written: a repeated tuple shall be rejected again.
-                self._writing = [
-                    entry for at, entry in enumerate(entries) if at not in refused.rows
-                ]
-                self._begun = False
-                if len(self._writing) == len(entries):
-                    raise InvalidRequest(
-                        f"{type(self.sink).__name__} rejects rows that are not there"
-                    ) from refused
-                for at, why in sorted(refused.rows.items()):
-                    self._reject(entries[at][1], why)
+            except Rejected as rejected:
+                self._remove_rejected(rejected)
             else:
                 self._token += 1
                 self._finish()
         return True
 
+    def _remove_rejected(self, rejected: Rejected) -> None:
+        """Remove the rejected rows from the batch, and emit or fail their tuples."""
+        entries = self._writing
+        self._writing = [entry for index, entry in enumerate(entries) if index not in rejected.rows]
+        # The next write begins with a checkpoint without the ids of these rows, so that a replayed
+        # tuple is rejected, too.
+        self._has_begun = False
+        if len(self._writing) == len(entries):
+            raise InvalidRequest(
+                f"{type(self.sink).__name__} rejects rows that are not there"
+            ) from rejected
+        for index, reason in sorted(rejected.rows.items()):
+            _, tups = entries[index]
+            self._reject(tups, reason)
+
     def _finish(self) -> None:
-        """Ack what is written."""
-        self._bound().ack_all([tup for _, tups in self._writing for tup in tups])
-        self._writing, self._begun = [], False
+        """Ack the tuples of the written batch."""
+        written: list[Tuple] = []
+        for _, tups in self._writing:
+            written += tups
+        self._bound().ack_all(written)
+        self._writing = []
+        self._has_begun = False
         if self.exactly_once:
             self._sink_batches.save()
 
-    def _reject(self, tups: list[Tuple], why: str) -> None:
-        if self._is_read:
-            self.emit([self.named(tups[0]), why], stream="rejected", anchors=tups)
+    def _reject(self, tups: list[Tuple], reason: str) -> None:
+        if self._rejected_is_read:
+            self.emit([self.named(tups[0]), reason], stream="rejected", anchors=tups)
         for tup in tups:
-            if not self._is_read:
-                self.fail(tup, reason=why)
+            if not self._rejected_is_read:
+                self.fail(tup, reason=reason)
             elif self.exactly_once:
                 self._sink_batches.ack_unapplied(tup)
             else:
                 self.ack(tup)
-        self._refused += 1
-        self.report_metric("rows_rejected", self._refused)
+        self._rejected_count += 1
+        self.report_metric("rows_rejected", self._rejected_count)
         self._report(
-            InvalidRequest(f"{self._refused} rows are rejected so far, this one: {why:.500}")
+            InvalidRequest(
+                f"{self._rejected_count} rows are rejected so far, this one: {reason:.500}"
+            )
         )
 
     def _report(self, error: Exception) -> None:
-        """Report an error, those of a type once a minute."""
+        """Report an error; errors of one type at most once a minute."""
         kind = type(error).__name__
         if self._retries.may_report(kind):
             if not isinstance(error, InvalidRequest | MissingPart):
-                waits = f"{len(self._writing)} rows wait for the sink, which is tried again"
-                error = Unavailable(f"{waits}: {kind}: {error}")
+                waiting = f"{len(self._writing)} rows wait for the sink, which is retried"
+                error = Unavailable(f"{waiting}: {kind}: {error}")
             self.raise_exception(error)

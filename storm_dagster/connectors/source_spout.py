@@ -1,5 +1,6 @@
-"""Spout that reads a source: at least once, with retries, dead letters, committed positions and
-lag.
+"""Spout that reads a source at least once.
+
+It has retries, dead letters, committed positions and lag.
 """
 
 import copy
@@ -21,20 +22,27 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "text": lambda raw: raw.decode() if type(raw) is bytes else raw,
     "none": lambda raw: raw,
 }
-_NOTHING = object()
+_MISSING = object()
 _BATCH = 500
-_COMMIT_SECS, _LAG_SECS, _ERROR_SECS = 1.0, 2.0, 60.0
-_LOOP_SECS, _THREAD_SECS = 0.004, 0.02
-"""Longest turn without a tuple: after it the task pauses for about as long."""
-_MOST_LAGS = 100
-"""Partitions of a task whose lag is shown: those with the most records."""
+_COMMIT_SECS = 1.0
+_LAG_SECS = 2.0
+_ERROR_SECS = 60.0
+_LOOP_SECS = 0.004
+"""Maximum duration of a call without a tuple, on the worker's loop.
 
-_SHOWN = ("partition", "after", "key", "headers", "value", "at_ms")
-"""What a dead letter says of its record."""
+The task then pauses for about as long.
+"""
+_THREAD_SECS = 0.02
+"""Maximum duration of a call without a tuple, in the task's own thread."""
+_MAX_LAGS = 100
+"""Maximum number of partitions of a task whose lag is shown: those with the most records."""
+
+_LETTER_FIELDS = ("partition", "after", "key", "headers", "value", "at_ms")
+"""Fields of a record that its dead letter contains."""
 
 
 class _Undecoded:
-    """Value of a dead letter that cannot be emitted again: it was never decoded."""
+    """Value of a dead letter that cannot be replayed: it was never decoded."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -44,64 +52,73 @@ class _Undecoded:
 
 
 class SourceSpout(Spout):
-    """Emits the records of its ``source``, one tuple for each: a subclass sets attributes.
+    """Spout that emits the records of its ``source``, one tuple for each.
 
-    A record is emitted until it is acked. Its position is committed when it and all before it in
-    its partition are finished, at most once a second. Each partition is read by one task; when the
-    number of tasks changes, the next one continues at the committed position.
+    A subclass sets the attributes. A record is emitted until it is acked. Its position is committed
+    when it and all records before it in its partition are finished, at most once a second. Each
+    partition is read by one task; when the number of tasks changes, its next task continues at the
+    committed position.
     """
 
     source: ClassVar[Source]
-    """What is read; each task has its own copy."""
+    """The source that is read; each task has its own copy."""
     decode: ClassVar[Literal["json", "text", "none"] | Callable[[Any], Any]] = "json"
-    """How a value becomes a tuple. With one output field the decoded value is emitted, with several
-    its entries of their names. What cannot be decoded is a dead letter at once.
+    """Conversion of a record's value to a tuple.
+
+    With one output field the decoded value is emitted, with several its entries of these names. A
+    record that cannot be decoded becomes a dead letter at once.
     """
     max_open: ClassVar[int] = 1000
-    """Bound on open records per partition: then the partition is not read, and others are. Nor is
-    it read further than ten times as many records after the first open one.
+    """Maximum number of open records per partition.
+
+    At the maximum the partition is not read, and others are. It is also not read further than ten
+    times as many records after the first open one.
     """
     retries: ClassVar[Retries] = Retries()
     on_poison: ClassVar[Literal["dead_letter", "block", "skip"]] = "dead_letter"
-    """What becomes of a record that failed more often than ``retries.most``: a dead letter; or it
-    is emitted again for ever, and its partition stops ten times ``max_open`` records after it; or
-    it is logged and dropped.
+    """Handling of a record that failed more often than ``retries.most``.
+
+    ``"dead_letter"``: it becomes a dead letter. ``"block"``: it is retried permanently, and its
+    partition stops ten times ``max_open`` records after it. ``"skip"``: it is logged and dropped.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "source"):
-            # Kept positions are files of the state, which may lie on storage that is slow.
+            # Positions that the spout stores are files of the state, perhaps on slow storage.
             cls.blocking = cls.source.blocking or not cls.source.keeps_positions
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Conf that names what is read."""
-        return (
-            {"topology.component.assets": list(cls.source.assets)} if hasattr(cls, "source") else {}
-        )
+        """Conf with the assets of the source."""
+        if not hasattr(cls, "source"):
+            return {}
+        return {"topology.component.assets": list(cls.source.assets)}
 
     @classmethod
-    def _checked_kind(cls) -> str:
+    def _require_kind(cls) -> str:
         if not hasattr(cls, "source"):
             raise InvalidTopology(f"{cls.__name__} has no source: set source = ... in its class")
-        return super()._checked_kind()
+        return super()._require_kind()
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Open the source. Partitions are assigned at the first ``next_tuple``, when the reader
-        before has closed.
+        """Open the source.
+
+        Partitions are assigned at the first ``next_tuple``, when their earlier reader has closed.
         """
-        how = type(self).decode
-        self._decode = _DECODERS[how] if isinstance(how, str) else how
+        decode = type(self).decode
+        self._decode = _DECODERS[decode] if isinstance(decode, str) else decode
         self._fields: list[str] = context.output_fields() if context.streams else []
         self._tracker = Tracker(self.max_open, self.retries)
         self._store: Any = None
-        self._mine: frozenset[str] | None = None
-        self._missing: dict[str, float] = {}
-        """Partition that is not there any more -> since when."""
+        self._own_partitions: frozenset[str] | None = None
+        self._missing_since: dict[str, float] = {}
+        """Partition that no longer exists -> time when it was first missing."""
         self._committed: dict[str, Any] = {}
-        self._done: list[Any] = []
-        self._next_commit = self._next_lag = self._next_refresh = 0.0
+        self._finished_handles: list[Any] = []
+        self._next_commit = 0.0
+        self._next_lag = 0.0
+        self._next_refresh = 0.0
         self._active = True
         self._reported: dict[str, float] = {}
         self._source = copy.copy(self.source)
@@ -110,82 +127,88 @@ class SourceSpout(Spout):
     # -- reading -----------------------------------------------------------------------------------
 
     def next_tuple(self) -> None:
-        """Emit one record. Those before it that are skipped, or dead letters at once, cost no
-        turn.
+        """Emit one record.
+
+        Records before it that are skipped, or become dead letters at once, do not end the call.
         """
         until = 0.0
         while True:
-            one = self._tracker.take(time.monotonic())
-            if one is None:
+            open_record = self._tracker.take(time.monotonic())
+            if open_record is None:
                 self._fill(time.monotonic())
-                one = self._tracker.take(time.monotonic())
-            if one is None or self._emit_record(one):
+                open_record = self._tracker.take(time.monotonic())
+            if open_record is None or self._emit_record(open_record):
                 return
             now = time.monotonic()
-            until = until or now + (_THREAD_SECS if self.blocking else _LOOP_SECS)
+            if not until:
+                until = now + (_THREAD_SECS if self.blocking else _LOOP_SECS)
             if now >= until:
                 return
 
     def _fill(self, now: float) -> None:
+        """Read records of the source into the tracker."""
         if now >= self._next_refresh:
-            self._guarded(self._refresh, now)
-        if self._mine is None:
+            self._call_and_report(self._refresh, now)
+        if self._own_partitions is None:
             return
-        self._guarded(self._drop_recreated)
-        # A source may need long to go on with a partition that was full: some records are read
+        self._call_and_report(self._drop_recreated)
+        # A source may need long to continue with a partition that was full: some records are read
         # beyond the bound.
         full = self._tracker.full if self._tracker.held >= _BATCH else ()
-        if full and (
-            full >= (self._mine or {""}) or self._tracker.held >= (4 + len(full)) * _BATCH
-        ):
-            return
-        for record in self._guarded(lambda: self._source.read(_BATCH, full)) or ():
+        if full:
+            all_are_full = full >= (self._own_partitions or {""})
+            if all_are_full or self._tracker.held >= (4 + len(full)) * _BATCH:
+                return
+        for record in self._call_and_report(self._source.read, _BATCH, full) or ():
             if isinstance(record, Exception):
-                self._complain(record)
+                self._report_error(record)
             else:
                 self._tracker.read(record)
 
     def _refresh(self, now: float) -> None:
-        """Follow the partitions that there are, and read those of this task."""
-        source, tracker = self._source, self._tracker
+        """Read the list of partitions, and assign those of this task."""
+        source = self._source
         self._next_refresh = now + source.refresh_secs
-        # While it cannot be asked, nothing counts as gone.
-        missing, self._missing = self._missing, {}
-        found = source.partitions()
-        if found is None:
-            self._missing = missing
+        # If partitions() raises, no partition counts as missing.
+        missing_since = self._missing_since
+        self._missing_since = {}
+        partitions = source.partitions()
+        if partitions is None:
+            self._missing_since = missing_since
             self._next_refresh = now + 0.01
             return
-        if self._store is None and found and not source.keeps_positions:
+        if self._store is None and partitions and not source.keeps_positions:
             self._store = self.context._open_positions(self.context)
         context = self.context
-        index, tasks = context.task_index, len(context.component_tasks(context.component))
-        mine = frozenset(name for name in found if reader_of(name, tasks) == index)
-        if mine != self._mine:
-            for name in tracker.partitions.keys() - mine if found else ():
-                self._release(name)
-                self._complain(
-                    RuntimeError(f"partition {name} is there no more: its open records are dropped")
-                )
-            kept = self._store.current if self._store is not None else {}
-            source.assign({name: kept.get(name) for name in sorted(mine)})
-            self._mine = mine
-        gone = {} if self._store is None else self._store.current.keys() - mine
-        self._missing = {name: missing.get(name, now) for name in gone}
+        task_count = len(context.component_tasks(context.component))
+        own_partitions = frozenset(
+            name for name in partitions if reader_of(name, task_count) == context.task_index
+        )
+        stored = self._store.current if self._store is not None else {}
+        if own_partitions != self._own_partitions:
+            if partitions:
+                self._release_removed(own_partitions)
+            source.assign({name: stored.get(name) for name in sorted(own_partitions)})
+            self._own_partitions = own_partitions
+        for name in stored.keys() - own_partitions:
+            self._missing_since[name] = missing_since.get(name, now)
+
+    def _release_removed(self, own_partitions: frozenset[str]) -> None:
+        """Drop the open records of partitions that are no longer among these."""
+        for name in self._tracker.partitions.keys() - own_partitions:
+            self._release(name)
+            self._report_error(
+                RuntimeError(f"partition {name} is there no more: its open records are dropped")
+            )
 
     def _release(self, name: str) -> None:
-        self._source.nack(
-            [
-                one.record.handle
-                for one in self._tracker.release(name)
-                if one.record.handle is not None
-            ]
-        )
+        records = [item.record for item in self._tracker.release(name)]
+        self._source.nack([record.handle for record in records if record.handle is not None])
 
     def _drop_recreated(self) -> None:
-        """Drop the records of partitions that were deleted and created again.
+        """Drop the records of partitions that were deleted and recreated.
 
-        Their positions count there no longer.
+        Their positions are no longer valid.
         """
         for name in self._source.recreated():
             if name in self._tracker.partitions:
@@ -193,8 +216,9 @@ class SourceSpout(Spout):
             self._committed.pop(name, None)
 
     def values(self, record: SourceRecord) -> Sequence[Any] | None:
-        """Values of the tuple that is emitted for a record; ``None``: it is skipped. What this
-        raises makes the record a dead letter. Override it to use key, headers or time.
+        """Values of the tuple that is emitted for a record; ``None`` skips the record.
+
+        An error makes the record a dead letter. Override it to use key, headers or time.
         """
         decoded = self._decode(record.value)
         if len(self._fields) == 1:
@@ -203,69 +227,86 @@ class SourceSpout(Spout):
             return [decoded[name] for name in self._fields]
         return decoded
 
-    def _emit_record(self, one: OpenRecord) -> bool:
-        """``False``: there was nothing to emit."""
-        record = one.record
+    def _emit_record(self, open_record: OpenRecord) -> bool:
+        """Emit the tuple of a record. False if it has none."""
         try:
-            values = self.values(record)
+            values = self.values(open_record.record)
         except Exception as error:
-            # It will be no better the next time.
-            self._tracker.fail(one, time.monotonic())
-            self._poisoned(one, error)
+            # A retry would fail, too.
+            self._tracker.fail(open_record, time.monotonic())
+            self._handle_poison(open_record, error)
             return False
         if values is None:
-            self._finish(one)
+            self._finish(open_record)
             return False
         try:
-            self.emit(values, one)
+            self.emit(values, open_record)
         except Exception as error:
             self.raise_exception(error)
-            self._failed(one, error)
+            self._handle_failure(open_record, error)
         return True
 
-    # -- verdicts ----------------------------------------------------------------------------------
+    # -- acks and failures -------------------------------------------------------------------------
 
     def ack(self, tup_id: OpenRecord) -> None:
-        """The record is finished."""
+        """Finish the record."""
         self._finish(tup_id)
 
     def fail(self, tup_id: OpenRecord) -> None:
-        """The record is emitted again later, or is poison."""
-        self._failed(tup_id, None)
+        """Retry the record later, or handle it as poison."""
+        self._handle_failure(tup_id, None)
 
     def _lost(self, tup_id: OpenRecord) -> None:
         self._tracker.fail(tup_id, time.monotonic(), counts=False)
 
-    def _finish(self, one: OpenRecord) -> None:
-        if self._tracker.finish(one) and one.record.handle is not None:
-            self._done.append(one.record.handle)
+    def _finish(self, open_record: OpenRecord) -> None:
+        if self._tracker.finish(open_record) and open_record.record.handle is not None:
+            self._finished_handles.append(open_record.record.handle)
 
-    def _failed(self, one: OpenRecord, why: Exception | None) -> None:
-        if self._tracker.fail(one, time.monotonic()):
-            self._poisoned(one, why)
+    def _handle_failure(self, open_record: OpenRecord, error: Exception | None) -> None:
+        if self._tracker.fail(open_record, time.monotonic()):
+            self._handle_poison(open_record, error)
 
-    def _poisoned(self, one: OpenRecord, why: Exception | None) -> None:
-        record, undecoded = one.record, why is not None
+    def _handle_poison(self, open_record: OpenRecord, error: Exception | None) -> None:
+        """Handle a record that always fails, as ``on_poison`` tells.
+
+        ``error`` is that of its decoding or emit, if there was one.
+        """
         if self.on_poison == "skip":
-            self.log(f"{one} is skipped after {one.tries} tries: {why or 'it failed'}", "error")
-            self._finish(one)
+            reason = error or "it failed"
+            self.log(f"{open_record} is skipped after {open_record.tries} tries: {reason}", "error")
+            self._finish(open_record)
         elif self.on_poison == "dead_letter":
-            where = {name: getattr(record, name) for name in _SHOWN}
-            values = [_Undecoded(record.value)] if undecoded else list(self.values(record) or ())
-            # A letter that could not be kept is not lost: the record is tried again.
-            if self.give_up(one, values, None, None, why, _as_text(where)):
-                self._finish(one)
-        elif not one.reported:
-            one.reported = True
-            most = SPAN * self._tracker.max_open
-            then = f"its partition stops {most} records after it (on_poison of the source is block)"
+            self._give_up_record(open_record, error)
+        elif not open_record.reported:
+            open_record.reported = True
+            span = SPAN * self._tracker.max_open
             self.raise_exception(
-                RuntimeError(f"{one} failed {one.tries} times and is tried for ever: {then}")
+                RuntimeError(
+                    f"{open_record} failed {open_record.tries} times and is retried permanently: its "
+                    f"partition stops {span} records after it (on_poison of the source is block)"
+                )
             )
 
+    def _give_up_record(self, open_record: OpenRecord, error: Exception | None) -> None:
+        """Make a record a dead letter."""
+        source_record = open_record.record
+        fields = {name: getattr(source_record, name) for name in _LETTER_FIELDS}
+        if error is not None:
+            values: list[Any] = [_Undecoded(source_record.value)]
+        else:
+            values = list(self.values(source_record) or ())
+        # If the letter could not be stored, the record is retried.
+        if self.give_up(open_record, values, None, None, error, _as_text(fields)):
+            self._finish(open_record)
+
     def deactivate(self) -> None:
-        """Commit ten times a second from now on: the worker may end when all is finished."""
-        self._active, self._next_commit = False, 0.0
+        """Commit ten times a second from now on.
+
+        The worker may end when all records are finished.
+        """
+        self._active = False
+        self._next_commit = 0.0
 
     def activate(self) -> None:
         """Commit once a second."""
@@ -277,100 +318,126 @@ class SourceSpout(Spout):
         now = time.monotonic()
         if not self.context.may_write():
             return
-        if self._done:
-            self._guarded(lambda: (self._source.ack([*self._done]), self._done.clear()))
-        if self._mine is not None and now >= self._next_refresh:
-            # Also while nothing is read: what is new counts for the lag.
-            self._guarded(self._refresh, now)
+        if self._finished_handles:
+            self._call_and_report(self._ack_finished)
+        if self._own_partitions is not None and now >= self._next_refresh:
+            # Also while the spout does not read: new partitions count for the lag.
+            self._call_and_report(self._refresh, now)
         if now >= self._next_commit:
             self._next_commit = now + (_COMMIT_SECS if self._active else 0.1)
-            self._guarded(lambda: self._commit(now))
+            self._call_and_report(self._commit, now)
         if now >= self._next_lag:
-            self._guarded(self._report_lag)
+            self._call_and_report(self._report_lag)
+
+    def _ack_finished(self) -> None:
+        """Ack the finished records of a queue.
+
+        The next call repeats a failed one.
+        """
+        self._source.ack(list(self._finished_handles))
+        self._finished_handles.clear()
 
     def _commit(self, now: float) -> None:
+        """Store the changed positions, in the source or in the state."""
         self._drop_recreated()
+        committed = self._committed
+        positions = self._tracker.positions()
         changed = {
-            name: after
-            for name, after in self._tracker.positions()
-            if self._committed.get(name, _NOTHING) != after
+            name: after for name, after in positions if committed.get(name, _MISSING) != after
         }
         if self._source.keeps_positions:
             self._source.commit(changed)
         elif self._store is None:
             return
         else:
-            old = [
-                name
-                for name, since in self._missing.items()
-                if now - since >= self._source.forget_secs
-            ]
-            if changed or old:
-                try:
-                    self._store.save(changed, old)
-                except Exception:
-                    # The next refresh opens it again.
-                    self._store.close()
-                    self._store, self._next_refresh = None, 0.0
-                    raise
+            self._save_positions(changed, now)
         self._committed.update(changed)
         for name in self._tracker.closed():
             self._tracker.release(name)
             self._committed.pop(name, None)
 
+    def _save_positions(self, changed: Mapping[str, Any], now: float) -> None:
+        """Store positions in the state, and delete those of long missing partitions."""
+        expired: list[str] = []
+        for name, since in self._missing_since.items():
+            if now - since >= self._source.forget_secs:
+                expired.append(name)
+        if not changed and not expired:
+            return
+        try:
+            self._store.save(changed, expired)
+        except Exception:
+            # The next refresh reopens it.
+            self._store.close()
+            self._store = None
+            self._next_refresh = 0.0
+            raise
+
     def _report_lag(self) -> None:
         now_ms = self.context.now_ms()
         lags: dict[str, Lag] = dict(self._source.lag())
         self._next_lag = time.monotonic() + (_LAG_SECS if lags else 0.0)
-        shown: dict[str, list[float | None]] = {}
-        for name, lag in sorted(lags.items(), key=lambda pair: -(pair[1].records or 0)):
-            secs = lag.secs
-            if secs is None and lag.records is not None:
-                behind = self._tracker.behind_ms(name, now_ms) if lag.records else 0
-                secs = None if behind is None else behind / 1000
-            shown[name] = [lag.records, secs]
         if not lags:
             return
-        self.report_metric("lag", sum(records or 0 for records, _ in shown.values()))
-        self.report_metric(
-            "lag_secs", max((secs or 0.0 for _, secs in shown.values()), default=0.0)
-        )
-        self.report_metric("lag_by_partition", dict(list(shown.items())[:_MOST_LAGS]))
+        lag_by_partition: dict[str, list[float | None]] = {}
+        records = 0
+        ages: list[float] = []
+        for name, lag in sorted(lags.items(), key=lambda item: -(item[1].records or 0)):
+            secs = self._lag_secs(name, lag, now_ms)
+            records += lag.records or 0
+            ages.append(secs or 0.0)
+            if len(lag_by_partition) < _MAX_LAGS:
+                lag_by_partition[name] = [lag.records, secs]
+        self.report_metric("lag", records)
+        self.report_metric("lag_secs", max(ages))
+        self.report_metric("lag_by_partition", lag_by_partition)
+
+    def _lag_secs(self, name: str, lag: Lag, now_ms: int) -> float | None:
+        """Age of the oldest unfinished record of a partition; ``None``: unknown."""
+        if lag.secs is not None or lag.records is None:
+            return lag.secs
+        behind_ms = self._tracker.behind_ms(name, now_ms) if lag.records else 0
+        return None if behind_ms is None else behind_ms / 1000
 
     def close(self) -> None:
-        """Commit what is finished, return the rest of a queue, and close the source."""
-        self._mine = None
+        """Commit the finished records, nack the others of a queue, and close the source."""
+        self._own_partitions = None
         if self.context.may_write():
-            self._next_commit = self._next_lag = 0.0
+            self._next_commit = 0.0
+            self._next_lag = 0.0
             self._on_clock()
         for name in list(self._tracker.partitions):
-            self._guarded(lambda name=name: self._release(name))
+            self._call_and_report(self._release, name)
         if self._store is not None:
             self._store.close()
         self._source.close()
 
     # -- errors ------------------------------------------------------------------------------------
 
-    def _guarded(self, call: Callable[..., Any], *args: Any) -> Any:
+    def _call_and_report(self, call: Callable[..., Any], *args: Any) -> Any:
+        """The result of the call; its error is reported, and the result is then ``None``."""
         try:
             return call(*args)
         except Exception as error:
-            self._complain(error)
+            self._report_error(error)
             return None
 
-    def _complain(self, error: Exception) -> None:
-        """Report an error of the source, the same one at most once a minute."""
-        # Numbers after the second colon change from one report to the next.
-        now, text = time.monotonic(), ":".join([type(error).__name__, *str(error).split(":")[:1]])
-        if now - self._reported.get(text, -_ERROR_SECS) >= _ERROR_SECS:
-            self._reported = {
-                key: at for key, at in self._reported.items() if now - at < _ERROR_SECS
-            } | {text: now}
-            self.raise_exception(error)
+    def _report_error(self, error: Exception) -> None:
+        """Report an error of the source, the same error at most once a minute."""
+        now = time.monotonic()
+        # Only the text before the first colon: later numbers change from one report to the next.
+        key = f"{type(error).__name__}:{str(error).partition(':')[0]}"
+        if now - self._reported.get(key, -_ERROR_SECS) < _ERROR_SECS:
+            return
+        recent = {key: at for key, at in self._reported.items() if now - at < _ERROR_SECS}
+        self._reported = {**recent, key: now}
+        self.raise_exception(error)
 
 
 def _as_text(value: Any) -> Any:
-    """Bytes as text, for a reader of the letter."""
+    """The value with text in place of bytes, also inside of maps, for a dead letter."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
-    return {key: _as_text(one) for key, one in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: _as_text(member) for key, member in value.items()}
+    return value

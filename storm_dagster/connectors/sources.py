@@ -1,4 +1,4 @@
-"""Sources: what a :class:`SourceSpout` reads, and what to write for another system."""
+"""Sources, which a :class:`SourceSpout` reads: the protocol for another system."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,63 +10,70 @@ from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a task is behind in a partition; ``None``: unknown."""
+    """Lag of a task in a partition; ``None`` is unknown."""
 
     records: int | None = None
-    """Records behind the committed position."""
+    """Number of records behind the committed position."""
     secs: float | None = None
-    """Age of the oldest of them. Without it the spout takes it from the event times."""
+    """Age of the oldest of them. Without it the spout computes it from the event times."""
 
 
 class Source(Protocol):
-    """What one task reads. Derive from it: what is not defined then does nothing.
+    """Source of the records of one task.
 
-    All calls come from one thread, to a copy of its own for each task. What a method raises is
-    reported, at most once a minute, and the call repeated; what :meth:`open` raises lets the task
-    start again.
+    Derive from it: methods that you do not define have no effect. All calls come from one thread,
+    to the task's own copy. An error of a method is reported, at most once a minute, and the call
+    repeated; after an error of :meth:`open` the task restarts.
     """
 
     assets: Sequence[str] = ()
-    """Keys of the Dagster assets that it reads: upstream of the spout in the lineage of a declared
-    topology.
+    """Keys of the Dagster assets that it reads.
+
+    They are upstream of the spout in the lineage of a declared topology.
     """
     blocking: ClassVar[bool] = True
-    """Whether calls may wait, for up to a second; the task then has a thread. If not, they are made
-    on the worker's loop.
+    """True if calls may wait, for up to a second; the task then has a thread.
+
+    If not, calls are made on the worker's loop.
     """
     keeps_positions: ClassVar[bool] = False
-    """Whether the source stores positions itself. If not, they are kept with the component's
-    state.
+    """True if the source stores positions itself.
+
+    If not, they are stored with the component's state.
     """
     refresh_secs: ClassVar[float] = 10.0
     """Pause between two calls of :meth:`partitions`."""
     forget_secs: ClassVar[float] = 7 * 86400.0
-    """After so long without a partition its kept position is dropped."""
+    """Time without a partition after which its stored position is dropped."""
 
     def open(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
-        """Connect. ``conf`` is the component's, over the topology's."""
+        """Connect. ``conf`` is the topology's conf, overridden by the component's."""
 
     def partitions(self) -> Collection[str] | None:
-        """All partitions, for all tasks; each is read by the task of ``reader_of(name, tasks)``.
-        ``None``: not known yet. Empty: the system deals the records itself, and all tasks read.
+        """All partitions, of all tasks.
+
+        The task of ``reader_of(name, tasks)`` reads each. ``None``: not known yet. Empty: the
+        system distributes the records itself, and all tasks read.
         """
         return ()
 
     def assign(self, mine: Mapping[str, Any]) -> None:
-        """Partition -> kept position (or ``None``) of the partitions to read; called again when
-        they change.
+        """Read these partitions: partition -> stored position, or ``None``.
+
+        Called whenever they change.
         """
 
     def read(
         self, most: int, full: Collection[str]
     ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
-        """The next records, about ``most``, of partitions that are not ``full``. Exceptions among
-        them are reported.
+        """The next records, about ``most``, of partitions that are not ``full``.
+
+        Exceptions among them are reported.
         """
         ...
 
     def recreated(self) -> Collection[str]:
-        """Partitions that were deleted and created again since the last call.
+        """Partitions that were deleted and recreated since the last call.
 
         Records that were read of them before are dropped: their acks commit no position. Called
         before each :meth:`read` and :meth:`commit`; this must not wait.
@@ -74,20 +81,21 @@ class Source(Protocol):
         return ()
 
     def commit(self, after: Mapping[str, Any]) -> None:
-        """Partition -> position before which all is finished, where it changed: about once a
-        second, perhaps empty. Only if the source keeps positions; it need not wait until they are
-        stored.
+        """Store changed positions: partition -> position before which all is finished.
+
+        Called about once a second, also without changes, if the source keeps positions. It need not
+        wait until they are stored.
         """
 
     def ack(self, handles: Sequence[Any]) -> None:
-        """Records of a queue are finished."""
+        """Ack finished records of a queue."""
 
     def nack(self, handles: Sequence[Any]) -> None:
-        """Records of a queue are not finished, and will not be by this task."""
+        """Return records of a queue that this task will not finish."""
 
     def lag(self) -> Mapping[str, Lag]:
-        """By partition, from what is known without asking: this must not wait."""
+        """Lag by partition, if it is known without a request: this must not wait."""
         return {}
 
     def close(self) -> None:
-        """Store what was committed, and disconnect."""
+        """Store the committed positions, and disconnect."""

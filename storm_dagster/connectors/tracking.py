@@ -1,10 +1,9 @@
-"""Which records of a source are finished, and up to which position each partition is: pure, time is
-an argument.
+"""Open records of a source, and the finished positions of its partitions.
 
-The position after the longest run of finished records, in reading order, may be committed.
-Positions are never computed, so that gaps (compaction, transaction markers) mean nothing. A failed
-record is emitted again from memory; the bounds on open records, and on what is read after one of
-them, stop reading, never a retry.
+The module is pure: time is an argument. The position after the longest run of finished records, in
+reading order, may be committed. Positions are never computed, so that gaps (compaction, transaction
+markers) do not matter. A failed record is replayed from memory; the bounds on open records, and on
+the records that are read after one of them, stop reading, never a retry.
 """
 
 import heapq
@@ -17,47 +16,50 @@ from typing import Any
 import msgspec
 
 SPAN = 10
-"""So many times the bound on open records are read from the first of them on: all of that stays in
-memory.
-"""
+"""Limit of the records in memory, from the first open one on, as a multiple of ``max_open``."""
 
 
 class SourceRecord(msgspec.Struct, frozen=True):
-    """One record of a source. ``value`` is what the spout decodes."""
+    """One record of a source; the spout decodes its ``value``."""
 
     value: Any
     partition: str = ""
     after: Any = None
-    """Position to commit when this record and all before it are finished; JSON values, ``None`` in
-    a queue.
+    """Position to commit when this record and all records before it are finished.
+
+    It consists of JSON values, and is ``None`` in a queue.
     """
     key: Any = None
     at_ms: int | None = None
     """Event time, milliseconds since 1970."""
     headers: dict[str, Any] = {}
     handle: Any = None
-    """What a queue needs to ack this record."""
+    """Value with which a queue acks this record."""
     topic_id: str | None = None
-    """Kafka's id of the topic; another one after it was deleted and created again. ``None``:
-    unknown.
+    """Kafka's id of the topic, which is another one after a deletion and recreation.
+
+    ``None``: unknown.
     """
 
 
 class PartitionEnd(msgspec.Struct, frozen=True):
-    """A source has no more records of a partition now: once those before are finished, ``after`` is
-    its position.
+    """Mark that a partition has no further records now.
+
+    When all records before it are finished, ``after`` is the partition's position.
     """
 
     partition: str
     after: Any
     closed: bool = False
-    """There will never be more, as at the end of a file."""
+    """True if the partition will never have further records, as at the end of a file."""
 
 
 @dataclass(frozen=True)
 class Retries:
-    """A failed record is emitted again ``most`` times, after ``first_secs``, then after twice as
-    long each time.
+    """Retries of failed records.
+
+    A record is retried ``most`` times, after ``first_secs``, then after twice as long each time, at
+    most after ``longest_secs``.
     """
 
     most: int = 5
@@ -71,16 +73,16 @@ class Retries:
 
 @dataclass(slots=True, eq=False)
 class OpenRecord:
-    """A record that was read and is not finished. It is the tuple id of its emits."""
+    """A record that was read and is not finished; it is the tuple id of its emits."""
 
     progress: "PartitionProgress"
     record: SourceRecord
     tries: int = 0
     waits: bool = False
-    """Whether it waits for a retry."""
+    """True while it waits for a retry."""
     done: bool = False
     reported: bool = False
-    """Whether it was reported as one that always fails."""
+    """True if it was reported as a record that always fails."""
 
     def __repr__(self) -> str:
         return f"{self.record.partition or 'record'} before {self.record.after!r}"
@@ -91,20 +93,20 @@ class PartitionProgress:
     """Progress of one partition."""
 
     position: Any = None
-    """After the longest run of finished records."""
+    """Position after the longest run of finished records."""
     records: deque[OpenRecord | PartitionEnd] = field(default_factory=deque)
-    """Read and not passed by the position, in reading order."""
+    """Records after the position, in reading order."""
     held: deque[OpenRecord] = field(default_factory=deque)
-    """Read beyond the bound, not yet given out."""
+    """Records that were read beyond the bound, and must not be emitted yet."""
     open: int = 0
-    """Given out and not finished."""
+    """Number of records that may be emitted, or were, and are not finished."""
     closed: bool = False
     released: bool = False
     watermark_ms: int = 0
     """Largest event time before the position; 0: unknown."""
 
     def advance(self) -> None:
-        """Move the position over what is finished."""
+        """Move the position over the finished records."""
         records = self.records
         while records:
             first = records[0]
@@ -117,7 +119,8 @@ class PartitionProgress:
                 if record.after is not None:
                     self.position = record.after
             else:
-                self.position, self.closed = first.after, first.closed
+                self.position = first.after
+                self.closed = first.closed
             records.popleft()
 
 
@@ -129,46 +132,47 @@ class Tracker:
         self.retries = retries or Retries()
         self.partitions: defaultdict[str, PartitionProgress] = defaultdict(PartitionProgress)
         self.full: set[str] = set()
-        """Partitions of which no more is to be read now. Each is read again when half of its bound
-        is free.
-        """
+        """Partitions that must not be read now, until half of their bound is free."""
         self.held = 0
-        """Records that were read beyond a bound."""
+        """Number of records that were read beyond a bound."""
         self._ready: deque[OpenRecord] = deque()
         self._retries: list[tuple[float, int, OpenRecord]] = []
         self._numbers = count()
 
     def release(self, partition: str) -> list[OpenRecord]:
-        """Forget a partition, and return its unfinished records; what happens to them later is
-        ignored.
+        """Remove a partition, and return its unfinished records.
+
+        Their later acks and failures are ignored.
         """
         progress = self.partitions.pop(partition)
         progress.released = True
         self.full.discard(partition)
         self.held -= len(progress.held)
-        return [one for one in progress.records if isinstance(one, OpenRecord) and not one.done]
+        return [item for item in progress.records if isinstance(item, OpenRecord) and not item.done]
 
     def read(self, record: SourceRecord | PartitionEnd) -> None:
-        """Take what the source has read, in its order."""
+        """Add a record that the source has read, in its order."""
         progress = self.partitions[record.partition]
         if progress.records and isinstance(progress.records[-1], PartitionEnd):
-            # An end that was none: the position of what follows says more.
+            # That end is obsolete: the record after it has a later position.
             progress.records.pop()
         if isinstance(record, PartitionEnd):
             progress.records.append(record)
             progress.advance()
             return
-        one = OpenRecord(progress, record)
-        progress.records.append(one)
-        progress.held.append(one)
+        open_record = OpenRecord(progress, record)
+        progress.records.append(open_record)
+        progress.held.append(open_record)
         self.held += 1
-        self._give_out(progress)
+        self._release_held(progress)
         if progress.held or progress.open >= self.max_open:
             self.full.add(record.partition)
 
-    def _give_out(self, progress: PartitionProgress) -> None:
+    def _release_held(self, progress: PartitionProgress) -> None:
+        """Make records ready for their emit, up to the bounds of their partition."""
         while progress.held and progress.open < self.max_open:
-            if progress.open and len(progress.records) - len(progress.held) >= SPAN * self.max_open:
+            span = len(progress.records) - len(progress.held)
+            if progress.open and span >= SPAN * self.max_open:
                 return
             progress.open += 1
             self.held -= 1
@@ -178,86 +182,88 @@ class Tracker:
         """The record to emit next: one whose retry is due, else one that was read."""
         retries = self._retries
         while retries and retries[0][0] <= now:
-            one = heapq.heappop(retries)[2]
-            if one.waits and not one.done and not one.progress.released:
-                one.waits = False
-                return one
+            _, _, open_record = heapq.heappop(retries)
+            if open_record.waits and not open_record.done and not open_record.progress.released:
+                open_record.waits = False
+                return open_record
         ready = self._ready
         while ready:
-            one = ready.popleft()
-            if not one.done and not one.progress.released:
-                return one
+            open_record = ready.popleft()
+            if not open_record.done and not open_record.progress.released:
+                return open_record
         return None
 
-    def finish(self, one: OpenRecord) -> bool:
-        """A record is finished: acked, a dead letter, or skipped. ``False`` if it was before, or is
-        not tracked any more.
+    def finish(self, open_record: OpenRecord) -> bool:
+        """Finish a record: it is acked, a dead letter, or skipped.
+
+        False if it was finished before, or is no longer tracked.
         """
-        progress = one.progress
-        if one.done or progress.released:
+        progress = open_record.progress
+        if open_record.done or progress.released:
             return False
-        one.done = True
+        open_record.done = True
         progress.open -= 1
-        if progress.records[0] is one:
+        if progress.records[0] is open_record:
             progress.advance()
-        elif (
-            one.record.after is None
-            and len(progress.records) - len(progress.held) > 2 * progress.open + SPAN
-        ):
+        elif open_record.record.after is None:
             # A queue has no position that would wait for the first record.
-            progress.records = deque(
-                each for each in progress.records if isinstance(each, PartitionEnd) or not each.done
-            )
+            span = len(progress.records) - len(progress.held)
+            if span > 2 * progress.open + SPAN:
+                progress.records = deque(
+                    item
+                    for item in progress.records
+                    if isinstance(item, PartitionEnd) or not item.done
+                )
         if progress.held:
-            self._give_out(progress)
-        few = (
+            self._release_held(progress)
+        is_half_free = (
             progress.open <= self.max_open // 2
             and len(progress.records) <= SPAN * self.max_open // 2
         )
-        if few and not progress.held:
-            self.full.discard(one.record.partition)
+        if is_half_free and not progress.held:
+            self.full.discard(open_record.record.partition)
         return True
 
-    def fail(self, one: OpenRecord, now: float, *, counts: bool = True) -> bool:
-        """A try has failed: the record waits for the next one. ``True``: it failed more often than
-        there are retries, and only waits in case that it is not finished now. ``counts=False``: the
-        failure says nothing about the record.
+    def fail(self, open_record: OpenRecord, now: float, *, counts: bool = True) -> bool:
+        """Retry a record after a failed try.
+
+        True if it failed more often than ``retries.most``; its retry is then only for the case that
+        the caller does not finish it. With ``counts=False`` the failure has a reason outside of the
+        record.
         """
-        if one.done or one.waits or one.progress.released:
+        if open_record.done or open_record.waits or open_record.progress.released:
             return False
-        one.tries += counts
-        one.waits = True
-        heapq.heappush(
-            self._retries, (now + self.retries.pause(max(1, one.tries)), next(self._numbers), one)
-        )
-        return one.tries > self.retries.most
+        if counts:
+            open_record.tries += 1
+        open_record.waits = True
+        retry_at = now + self.retries.pause(max(1, open_record.tries))
+        heapq.heappush(self._retries, (retry_at, next(self._numbers), open_record))
+        return open_record.tries > self.retries.most
 
     def positions(self) -> Iterator[tuple[str, Any]]:
-        """(partition, position that may be committed) of those that have one."""
+        """(partition, position that may be committed) of partitions that have one."""
         for name, progress in self.partitions.items():
             if progress.position is not None:
                 yield name, progress.position
 
     def closed(self) -> list[str]:
-        """Partitions of which everything is finished, and that are at their end."""
-        return [
-            name
-            for name, progress in self.partitions.items()
-            if progress.closed and not progress.records
-        ]
+        """Closed partitions whose records are all finished."""
+        names: list[str] = []
+        for name, progress in self.partitions.items():
+            if progress.closed and not progress.records:
+                names.append(name)
+        return names
 
     def behind_ms(self, partition: str, now_ms: int) -> int | None:
-        """Age of the oldest unfinished record by event time, else of the newest finished one;
-        ``None``: unknown.
+        """Age of the oldest unfinished record by event time; ``None``: unknown.
+
+        Without an unfinished record it is the age of the newest finished one.
         """
         progress = self.partitions.get(partition)
         if progress is None:
             return None
         at_ms: int | None = progress.watermark_ms or None
-        if (
-            progress.records
-            and isinstance(first := progress.records[0], OpenRecord)
-            and first.record.at_ms is not None
-        ):
+        first = progress.records[0] if progress.records else None
+        if isinstance(first, OpenRecord) and first.record.at_ms is not None:
             at_ms = first.record.at_ms
         return None if at_ms is None else max(0, now_ms - at_ms)

@@ -1,4 +1,4 @@
-"""Test tools for topologies: a harness in this process, and local clusters of real daemons."""
+"""Test tools for topologies: a harness in process, and clusters of real daemons."""
 
 from typing import TYPE_CHECKING
 

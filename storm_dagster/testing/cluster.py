@@ -24,7 +24,10 @@ __all__ = ["CommandResult", "LocalCluster", "run_cli"]
 
 
 class LocalCluster:
-    """A cluster with free ports in ``home``; a context manager that stops all its processes."""
+    """A cluster with free ports in ``home``.
+
+    It is a context manager, which stops all its processes at the end.
+    """
 
     def __init__(
         self,
@@ -39,37 +42,36 @@ class LocalCluster:
         conf: Mapping[str, Any] | None = None,
         timeout: float = 240.0,
     ) -> None:
-        """``timeout`` bounds the start, in seconds. ``warm_runs`` as in ``dev --no-warm-runs``."""
+        """Configure the cluster, without a start.
+
+        ``timeout`` limits the start, in seconds. ``warm_runs=False`` is ``dev --no-warm-runs``.
+        """
         self._warm_runs = warm_runs
         self.home: Path = home.absolute()
         self._timeout = timeout
-        self._size = {"supervisors": supervisors, "slots": slots, "nimbuses": nimbuses}
-        self._size |= {"zookeepers": zookeepers, "spark-workers": spark_workers}
+        self._size = {
+            "supervisors": supervisors,
+            "slots": slots,
+            "nimbuses": nimbuses,
+            "zookeepers": zookeepers,
+            "spark-workers": spark_workers,
+        }
         self._conf = dict(conf or {})
 
     def start(self) -> "LocalCluster":
-        """Start the cluster and wait until it is ready; raises a typed error if that fails."""
-        size = [part for name, number in self._size.items() for part in (f"--{name}", str(number))]
-        pairs = [
-            part
-            for key, value in self._conf.items()
-            for part in ("-c", f"{key}={json.dumps(value)}")
-        ]
-        run_cli(
-            "dev",
-            "--detach",
-            "--json",
-            "--ports",
-            "auto",
-            "--home",
-            str(self.home),
-            *size,
-            *([] if self._warm_runs else ["--no-warm-runs"]),
-            "--timeout",
-            str(self._timeout),
-            *pairs,
-            timeout=self._timeout + 90,
-        ).check()
+        """Start the cluster and wait until it is ready.
+
+        Raises a typed error if that fails.
+        """
+        command = ["dev", "--detach", "--json", "--ports", "auto", "--home", str(self.home)]
+        for name, number in self._size.items():
+            command += [f"--{name}", str(number)]
+        if not self._warm_runs:
+            command.append("--no-warm-runs")
+        command += ["--timeout", str(self._timeout)]
+        for key, value in self._conf.items():
+            command += ["-c", f"{key}={json.dumps(value)}"]
+        run_cli(*command, timeout=self._timeout + 90).check()
         # Tests and measurements begin with a warm cluster.
         eventually(self._warm, self._timeout, "a warm Spark server", interval=0.2)
         return self
@@ -95,11 +97,14 @@ class LocalCluster:
     # -- endpoints ---------------------------------------------------------------------------------
     @property
     def endpoints(self) -> ClusterFile:
-        """Current ``HOME/cluster.json``; :class:`Unavailable` if the cluster does not run."""
-        found = ClusterFile.read(self.home)
-        if found is None:
+        """Current ``HOME/cluster.json``.
+
+        Raises :class:`Unavailable` if the cluster does not run.
+        """
+        cluster_file = ClusterFile.read(self.home)
+        if cluster_file is None:
             raise Unavailable(f"no cluster runs in {self.home}: start() it")
-        return found
+        return cluster_file
 
     @property
     def conf(self) -> ClusterConf:
@@ -119,12 +124,13 @@ class LocalCluster:
         check: bool = True,
         timeout: float = 330.0,
     ) -> Any:
-        """Run a verb and return its JSON document, or raise its typed error; without ``check``, a
-        CommandResult.
+        """Run a verb and return its JSON document, or raise its typed error.
+
+        Without ``check`` it returns a :class:`CommandResult`, also after an error.
         """
-        # Right after the verb: what follows a `--` belongs to the target.
-        done = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
-        return done.check().document if check else done
+        # `--json` before the arguments: those after a `--` belong to the target.
+        result = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
+        return result.check().document if check else result
 
     def show(self, name: str) -> dict[str, Any]:
         """``show NAME --json``, without starting a process."""
@@ -142,32 +148,30 @@ class LocalCluster:
         def running() -> dict[str, Any] | None:
             document = self.show(name)
             tasks = document["tasks"]
-            return (
-                document if tasks and all(task["status"] == "running" for task in tasks) else None
-            )
+            if tasks and all(task["status"] == "running" for task in tasks):
+                return document
+            return None
 
-        found = eventually(
+        document = eventually(
             running,
             timeout,
             f"all tasks of {name} running",
             ignore=(StormDagsterError,),
             interval=0.1,
         )
-        assert found is not None
-        return found
+        assert document is not None
+        return document
 
     # -- faults ------------------------------------------------------------------------------------
     def processes(self, role: str | None = None) -> list[RunFile]:
         """The live processes that its run files name."""
-        return [
-            record
-            for record in RunFile.read_all(self.home)
-            if record.alive() and (role is None or record.role == role)
-        ]
+        alive = [record for record in RunFile.read_all(self.home) if record.alive()]
+        return [record for record in alive if role is None or record.role == role]
 
     def kill(self, role: str, id: str | None = None, number: int = signal.SIGKILL) -> RunFile:
-        """Signal (default: kill -9) the first live process of that role (and id); returns its
-        record.
+        """Signal the first live process of that role and id, by default with ``kill -9``.
+
+        Returns its record.
         """
         for record in self.processes(role):
             if id is None or record.id == id:

@@ -10,9 +10,9 @@ from storm_dagster.worker.state.task_store import TaskStore, TaskView, task_fold
 
 
 def open_task_state(folder: Path, topology: str, component: str, task: int) -> TaskState:
-    """Open the state of a task below ``folder`` (``topology.state.dir``) as its worker does.
+    """Open the state of a task as its worker does.
 
-    A worker that has it open is refused from then on: to look into a running topology, use
+    ``folder`` is ``topology.state.dir``. From then on a worker that has it open is refused: to read the state of a running topology, use
     :func:`read_task_states`.
     """
     path = task_folder(folder, topology, component, task)
@@ -20,14 +20,14 @@ def open_task_state(folder: Path, topology: str, component: str, task: int) -> T
 
 
 def read_task_states(folder: Path, topology: str, component: str) -> dict[int, TaskState]:
-    """Saved state of each task of a component, by task id, as of now; ``save`` is refused.
+    """Current saved state of each task of a component, by task id.
 
-    ``folder`` is ``topology.state.dir``, or any folder above it, such as the HOME of a cluster. The
+    Its ``save`` is refused. ``folder`` is ``topology.state.dir``, or any folder above it, such as the HOME of a cluster. The
     tasks may run.
     """
     component_folder = task_folder(Path(), topology, component, 0).parent
     states: dict[int, TaskState] = {}
-    # Not Path.glob, which raises where a folder disappears meanwhile.
+    # Not Path.glob, which raises if a folder disappears during the walk.
     for root, names, _ in os.walk(folder):
         if not Path(root).match(str(component_folder)):
             continue

@@ -1,7 +1,6 @@
-"""Harness that runs a topology in this process on given tuples, deterministically, for tests of
-components.
+"""Harness that runs a topology in this process on fixed tuples.
 
-It is the worker's own code (groupings, acking, replay, batching, windows, state) without sockets
+It is for tests of components, and deterministic. It is the worker's own code (groupings, acking, replay, batching, windows, state) without sockets
 and ZooKeeper. All tasks run in the calling thread, always in the same order; blocking components
 keep their threads. With ``simulated=True`` only :meth:`TopologyHarness.advance` moves time, so that
 the test controls ticks, windows, checkpoints and timeouts.
@@ -9,6 +8,7 @@ the test controls ticks, windows, checkpoints and timeouts.
 
 import time
 from asyncio import CancelledError
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -40,6 +40,8 @@ _WRITING_SECS = 10.0
 _ROUND_TRIPS = "topology.testing.always.try.serialize"
 _STEP_SECS = 0.1
 """The worker's interval for ticks, windows and timeouts."""
+_IDLE_TURNS = 3
+"""Number of turns without work after which the topology is idle."""
 
 
 @dataclass(eq=False)
@@ -52,13 +54,14 @@ class SimulatedClock:
         return self.secs
 
 
-class GivenSpout(Spout):
-    """Spout that emits each given tuple, with its index as id, and replays failed ones up to
-    ``replays`` times.
+class FixedSpout(Spout):
+    """Spout that emits fixed tuples, each with its index as id.
+
+    Failed tuples are replayed up to ``replays`` times.
     """
 
     def __init__(self, tuples: Sequence[Any], replays: int = 0) -> None:
-        self.waiting: list[tuple[int, Any]] = list(enumerate(tuples))[::-1]
+        self.waiting: deque[tuple[int, Any]] = deque(enumerate(tuples))
         self.tuples: list[Any] = list(tuples)
         self.replays = replays
         self.acked: list[int] = []
@@ -68,12 +71,12 @@ class GivenSpout(Spout):
         """Queue more tuples."""
         first = len(self.tuples)
         self.tuples += tuples
-        self.waiting[:0] = list(enumerate(tuples, first))[::-1]
+        self.waiting.extend(enumerate(tuples, first))
 
     def next_tuple(self) -> None:
         """Emit the next tuple."""
         if self.waiting:
-            index, values = self.waiting.pop()
+            index, values = self.waiting.popleft()
             self.emit(values, tup_id=index)
 
     def ack(self, tup_id: int) -> None:
@@ -84,7 +87,7 @@ class GivenSpout(Spout):
         """Record the id, and replay the tuple if allowed."""
         self.failed.append(tup_id)
         if self.failed.count(tup_id) <= self.replays:
-            self.waiting.append((tup_id, self.tuples[tup_id]))
+            self.waiting.appendleft((tup_id, self.tuples[tup_id]))
 
 
 class Recorder(Bolt):
@@ -104,20 +107,19 @@ class HarnessResult:
     """Result of a run."""
 
     tuples: list[Tuple]
-    """Every tuple of every component, in order of arrival (direct streams excepted)."""
+    """All tuples of all components, in order of arrival (without direct streams)."""
     acked: dict[str, list[int]] = field(default_factory=dict)
     """Spout -> indices of the acked tuples."""
     failed: dict[str, list[int]] = field(default_factory=dict)
     errors: list[tuple[str, BaseException]] = field(default_factory=list)
     """(component, exception) of all raised or reported errors."""
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
-    """What ``storm-dagster dead-letters`` would list."""
+    """The dead letters, as ``storm-dagster dead-letters`` would list them."""
 
     def values(self, component: str, stream: str = "default") -> list[Any]:
         """Values emitted by a component on a stream, in order."""
-        return [
-            tup.values for tup in self.tuples if tup.component == component and tup.stream == stream
-        ]
+        source = (component, stream)
+        return [tup.values for tup in self.tuples if (tup.component, tup.stream) == source]
 
 
 class TopologyHarness(AbstractContextManager["TopologyHarness"]):
@@ -135,11 +137,12 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         simulated: bool = False,
         start_ms: int = 1,
     ) -> None:
-        """``given``: spout -> tuples, which replace the spout. ``state_dir``: where components keep
-        state, by default a folder that goes with the harness.
+        """Build the topology.
 
-        ``simulated`` time starts at ``start_ms`` (milliseconds since 1970; just after the end of a
-        window, so that the first tuples are in the first complete one).
+        ``given`` maps spouts to tuples, which replace the spout. ``state_dir`` is the folder of the
+        components' state, by default one that is deleted with the harness. ``simulated`` time
+        starts at ``start_ms`` (milliseconds since 1970; just after the end of a window, so that the
+        first tuples are in the first complete one).
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
@@ -161,8 +164,10 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.clock: SimulatedClock | None = SimulatedClock() if simulated else None
         shells = [name for name, _, part in spec.components() if part.object.shell is not None]
         if simulated and shells:
-            why = "is a program, which runs in real time: run without simulated=True"
-            raise InvalidRequest(f"component {shells[0]!r} {why}")
+            raise InvalidRequest(
+                f"component {shells[0]!r} is a program, which runs in real time: "
+                "run without simulated=True"
+            )
         self.shared: Shared = Shared(
             conf=merged,
             owns=lambda: True,
@@ -176,7 +181,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.dagster_events: list[DagsterEvent] = []
         """Events reported by bolts (``self.dagster``), in order."""
         self.dagster_up: bool = True
-        """Whether a simulated Dagster stores events; otherwise their tuples wait."""
+        """True if a simulated Dagster stores events; otherwise their tuples wait."""
         self.shared.events.send = self._store
         self._folder = TemporaryDirectory(prefix="storm-harness-")
         self.shared.scratch = Path(self._folder.name)
@@ -191,9 +196,9 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             archive=archive,
             state_dir=Path(self._folder.name) if state_dir is None else state_dir,
         )
-        everything = frozenset(components)
+        all_tasks = frozenset(components)
         slots = dict.fromkeys(components, slot)
-        self.engine.place(Placement(0, slots, {}, components, everything, everything))
+        self.engine.place(Placement(0, slots, {}, components, all_tasks, all_tasks))
         self.engine.activate(True)
 
     def _report(self, task: int, component: str, error: BaseException, where: str) -> None:
@@ -208,10 +213,13 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
 
     def tasks(self, component: str) -> list[Any]:
         """The component instances of the tasks of ``component``, by task id."""
-        found = [runner for runner in self.engine.runners.values() if runner.component == component]
-        if not found:
+        runners = [
+            runner for runner in self.engine.runners.values() if runner.component == component
+        ]
+        if not runners:
             raise InvalidRequest(f"the topology has no component {component!r}")
-        return [runner.instance for runner in sorted(found, key=lambda runner: runner.task_id)]
+        runners.sort(key=lambda runner: runner.task_id)
+        return [runner.instance for runner in runners]
 
     def tick(self, component: str) -> None:
         """Send every task of ``component`` a tick, regardless of its conf."""
@@ -220,11 +228,16 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
                 runner.ticks |= TICK_DUE
 
     def give(self, spout: str, *tuples: Sequence[Any]) -> None:
-        """Add tuples to a spout in ``given`` (an empty list is enough); the next run emits them."""
+        """Add tuples to a spout in ``given``, which the next run emits.
+
+        An empty list in ``given`` is enough.
+        """
         for instance in self.tasks(spout):
-            if not isinstance(instance, GivenSpout):
-                own = f"spout {spout!r} is the topology's own"
-                raise InvalidRequest(f"{own}: name it in given={{...}} to give it tuples")
+            if not isinstance(instance, FixedSpout):
+                raise InvalidRequest(
+                    f"spout {spout!r} is the topology's own: "
+                    "name it in given={...} to give it tuples"
+                )
             instance.add(tuples)
 
     def advance(self, secs: float, *, timeout: float = 30.0) -> HarnessResult:
@@ -240,42 +253,51 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         return self._result()
 
     def run(self, *, timeout: float = 10.0) -> HarnessResult:
-        """Run until the topology is idle; ``TimeoutError`` after ``timeout`` (real) seconds.
+        """Run until the topology is idle.
 
-        Tuples that bolts keep without acking (batches, windows) do not count.
+        Tuples that bolts keep without acking (batches, windows) do not count. Raises
+        ``TimeoutError`` after ``timeout`` (real) seconds.
         """
         deadline = time.monotonic() + timeout
-        runners = list(self.engine.runners.values())
-        quiet = 0
-        while quiet < 3:
-            now = self.shared.clock()
+        idle_turns = 0
+        while idle_turns < _IDLE_TURNS:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"the topology still works after {timeout:g} s: does a spout never end, or a component not start? "
-                    f"errors so far: {self.errors!r:.500}"
+                    f"the topology still works after {timeout:g} s: does a spout never end, "
+                    f"or a component not start? errors so far: {self.errors!r:.500}"
                 )
-            for runner in runners:
-                if isinstance(runner, SpoutBase):
-                    runner.pause_until = 0.0
-            worked = self.engine.run(now)
-            starting = "starting" in self.engine.statuses().values()
-            busy = [runner for runner in runners if runner.busy_elsewhere()]
-            # What waits in a sink's task for its next try is idle: time has to pass.
-            held = any(
-                getattr(runner.instance, "_room_at", 0) > self.shared.now_ms() for runner in runners
-            )
-            bolts = any(runner.kind == "bolt" for runner in busy)
-            if worked or starting or bolts or not (held or self.engine.drained()):
-                quiet = 0
-                if starting or busy:
-                    time.sleep(0.001)
-                    opening = any(runner.status == "starting" for runner in busy)
-                    if starting and not opening and not worked and self.clock is not None:
-                        # Otherwise the retry of a failed component would never be due.
-                        self.clock.secs = round(self.clock.secs + _STEP_SECS, 6)
+            if self._run_turn():
+                idle_turns = 0
             else:
-                quiet += 1
+                idle_turns += 1
         return self._result()
+
+    def _run_turn(self) -> bool:
+        """Run each task once. False if the topology was idle."""
+        runners = list(self.engine.runners.values())
+        for runner in runners:
+            if isinstance(runner, SpoutBase):
+                runner.pause_until = 0.0
+        has_worked = self.engine.run(self.shared.clock())
+        is_starting = "starting" in self.engine.statuses().values()
+        busy = [runner for runner in runners if runner.busy_elsewhere()]
+        has_busy_bolt = any(runner.kind == "bolt" for runner in busy)
+        has_task_work = has_worked or is_starting or has_busy_bolt
+        if not has_task_work and (self._waits_for_retry() or self.engine.drained()):
+            return False
+        if is_starting or busy:
+            time.sleep(0.001)
+            is_opening = any(runner.status == "starting" for runner in busy)
+            if is_starting and not is_opening and not has_worked and self.clock is not None:
+                # Otherwise the retry of a failed component would never be due.
+                self.clock.secs = round(self.clock.secs + _STEP_SECS, 6)
+        return True
+
+    def _waits_for_retry(self) -> bool:
+        """True if a task waits for an external system: it is idle until time has passed."""
+        now_ms = self.shared.now_ms()
+        runners = self.engine.runners.values()
+        return any(getattr(runner.instance, "_room_at", 0) > now_ms for runner in runners)
 
     def _result(self) -> HarnessResult:
         result = HarnessResult(list(self.tasks(_RECORDER)[0].tuples), errors=list(self.errors))
@@ -283,14 +305,16 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             letters = runner.letters.log if isinstance(runner, SpoutBase) else None
             if letters is not None and letters.is_open:
                 result.dead_letters += letters.read().values()
-            if isinstance(runner.instance, GivenSpout):
+            if isinstance(runner.instance, FixedSpout):
                 result.acked.setdefault(runner.component, []).extend(runner.instance.acked)
                 result.failed.setdefault(runner.component, []).extend(runner.instance.failed)
         return result
 
     def close(self) -> None:
-        """Close all tasks. What still writes to their folder ends before it goes."""
-        writers = [thread for runner in self.engine.runners.values() for thread in _writers(runner)]
+        """Close all tasks, and delete their folder after its last writer has ended."""
+        writers: list[Thread] = []
+        for runner in self.engine.runners.values():
+            writers += _writers(runner)
         self.engine.close()
         for thread in writers:
             thread.join(_WRITING_SECS)
@@ -301,17 +325,17 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
 
 
 def _writers(runner: Any) -> list[Thread]:
-    """Threads that may still write to the task's folder after its close: they open or compact its
-    state.
+    """Threads that may still write to the task's folder after its close.
+
+    They open or compact its state.
     """
     if runner.status == "running":
-        compaction = getattr(getattr(runner.state, "log", None), "_compaction", None)
+        log = getattr(runner.state, "log", None)
+        compaction = getattr(log, "_compaction", None)
         return [compaction.thread] if compaction else []
-    found = [
-        getattr(getattr(runner, "_opening", None), "thread", None),
-        getattr(runner, "_thread", None),
-    ]
-    return [thread for thread in found if thread is not None]
+    opening = getattr(runner, "_opening", None)
+    threads = [getattr(opening, "thread", None), getattr(runner, "_thread", None)]
+    return [thread for thread in threads if thread is not None]
 
 
 def _with_recorder(
@@ -322,16 +346,15 @@ def _with_recorder(
         if name not in spouts:
             raise InvalidRequest(f"the topology has no spout {name!r}: it has {', '.join(spouts)}")
         args = {"tuples": [list(values) for values in tuples], "replays": replays}
-        code = ComponentObject(python=f"{__name__}:GivenSpout", args=args)
-        spouts[name] = spouts[name].model_copy(
-            update={"object": code, "parallelism": 1, "conf": {}}
-        )
-    inputs = [
-        InputSpec(component=name, stream=stream, grouping=Grouping.GLOBAL)
-        for name, _, part in spec.components()
-        for stream, declared in part.outputs.items()
-        if not declared.direct
-    ]
+        code = ComponentObject(python=f"{__name__}:FixedSpout", args=args)
+        changes = {"object": code, "parallelism": 1, "conf": {}}
+        spouts[name] = spouts[name].model_copy(update=changes)
+    inputs: list[InputSpec] = []
+    for name, _, part in spec.components():
+        for stream, declared in part.outputs.items():
+            if not declared.direct:
+                source = InputSpec(component=name, stream=stream, grouping=Grouping.GLOBAL)
+                inputs.append(source)
     recorder = ComponentSpec(
         object=ComponentObject(python=f"{__name__}:Recorder"), inputs=tuple(inputs)
     )
@@ -348,15 +371,16 @@ def run_topology(
     state_dir: Path | None = None,
     ticks: Sequence[str] = (),
 ) -> HarnessResult:
-    """Run ``topology`` with the spouts in ``given`` replaced by fixed tuples, and return the
-    result.
+    """Run ``topology`` on fixed tuples, and return the result.
 
-    When it is idle, the components in ``ticks`` get a tick each, and it runs again.
+    ``given`` maps spouts to the tuples that replace them. When the topology is idle, the components
+    in ``ticks`` get a tick each, and it runs once more.
     """
-    with TopologyHarness(
-        topology, given, conf=conf, replays=replays, state_dir=state_dir
-    ) as harness:
+    harness = TopologyHarness(topology, given, conf=conf, replays=replays, state_dir=state_dir)
+    with harness:
         result = harness.run(timeout=timeout)
+        if not ticks:
+            return result
         for component in ticks:
             harness.tick(component)
-        return harness.run(timeout=timeout) if ticks else result
+        return harness.run(timeout=timeout)

@@ -16,11 +16,11 @@ def eventually(
     interval: float = 0.05,
     ignore: tuple[type[BaseException], ...] = (),
 ) -> T:
-    """Wait for a truthy value of ``predicate``, and return it; ``AssertionError`` with ``what``
-    after ``timeout`` seconds.
+    """Wait for a truthy value of ``predicate``, and return it.
 
-    Exceptions in ``ignore`` count as "not yet". The message contains the last value or exception.
-    The predicate is always tried once more after the deadline, so that a slow machine fails no test
+    Raises ``AssertionError`` after ``timeout`` seconds. ``what`` names the condition in its text,
+    which contains the last value or exception. Exceptions in ``ignore`` count as "not yet". The
+    predicate is always called once more after the deadline, so that a slow machine fails no test
     whose condition holds.
     """
     last: object = None

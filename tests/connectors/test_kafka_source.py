@@ -49,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KafkaSource, "refresh_secs", 0.3)
     if not REAL:
         # Librdkafka's brokers give no ids, however long a client waits.
-        monkeypatch.setattr(kafka_topic_ids, "_ANSWER_SECS", 0.1)
+        monkeypatch.setattr(kafka_topic_ids, "_RESPONSE_SECS", 0.1)
 
 
 def reading(
@@ -175,7 +175,7 @@ def test_only_the_owner_of_a_task_restores_an_offset_that_went_back(
         run_until(harness, lambda: kafka.committed(GROUP, topic) == ends)
         (spout,) = harness.tasks("records")
         spout.context._owns = lambda: False
-        spout._source._wanted = dict.fromkeys(ends, 2)
+        spout._source._to_commit = dict.fromkeys(ends, 2)
     # Consumers are closed in a thread.
     time.sleep(0.5)
     assert kafka.committed(GROUP, topic) == ends
@@ -227,13 +227,13 @@ def test_partitions_without_a_leader_stop_no_other(kafka: KafkaRig) -> None:
     class Leaderless(KafkaSource):
         def open(self, conf: Any, context: Any) -> None:
             super().open(conf, context)
-            self._asker = Asker(self._asker, {1, 2, 3})  # pyright: ignore[reportAttributeAccessIssue]
-            askers.append(self._asker)
+            self._requester = Asker(self._requester, {1, 2, 3})  # pyright: ignore[reportAttributeAccessIssue]
+            askers.append(self._requester)
 
     with harness_of(kafka, reading(topic, body={"source": Leaderless(topic)})) as harness:
         run_until(harness, lambda: len(SEEN) == 10)
         source = harness.tasks("records")[0]._source
-        run_until(harness, lambda: any(what == "commit" for what, *_ in source._asked))
+        run_until(harness, lambda: any(name == "commit" for name, *_ in source._requests))
         (asker,) = askers
         asker.said.clear()
         asker.late.set()
@@ -256,7 +256,7 @@ def test_latest_leaves_out_no_record_of_a_partition_that_is_added_later(kafka: K
     class Growing(KafkaSource):
         def open(self, conf: Any, context: Any) -> None:
             super().open(conf, context)
-            asker, ask = self._asker, self._asker.list_topics
+            asker, ask = self._requester, self._requester.list_topics
 
             class Fewer(Asker):
                 def list_topics(self, *args: Any, **how: Any) -> Any:
@@ -265,7 +265,7 @@ def test_latest_leaves_out_no_record_of_a_partition_that_is_added_later(kafka: K
                         del found.topics[topic].partitions[one]
                     return found
 
-            self._asker = Fewer(asker, set())  # pyright: ignore[reportAttributeAccessIssue]
+            self._requester = Fewer(asker, set())  # pyright: ignore[reportAttributeAccessIssue]
 
     with harness_of(
         kafka, reading(topic, body={"source": Growing(topic, start="latest")})
@@ -349,11 +349,11 @@ def test_brokers_that_are_away_at_the_end_are_not_waited_for() -> None:
         run_until(harness, lambda: len(stored(harness)) == 4)
         source = harness.tasks("records")[0]._source
         kafka.close()
-        source._wanted = dict.fromkeys(source._wanted, 1)
+        source._to_commit = dict.fromkeys(source._to_commit, 1)
         source.close()
         # The loop did not wait for the questions that brokers do not answer.
         assert any(thread.name == "kafka-close" for thread in threading.enumerate())
-        assert stored(harness) != source._wanted
+        assert stored(harness) != source._to_commit
 
 
 @pytest.mark.parametrize("why", ["inactive", "full"])

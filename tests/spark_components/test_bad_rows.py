@@ -16,8 +16,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from storm_dagster.api import SparkBolt, TopologyBuilder, Tuple, spark_bolt
+from storm_dagster.api import SparkBolt, TopologyBuilder, Tuple
 from storm_dagster.api.context import TopologyContext
+from storm_dagster.api.spark import bolt as spark_bolt
 from storm_dagster.api.spark.bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark.session import drop_worker_session
 from storm_dagster.model.errors import InvalidRequest
@@ -277,7 +278,7 @@ def test_a_batch_whose_function_exits_is_gathered_until_the_task_restarts(
 @pytest.mark.spark
 def test_dividing_a_batch_ends_before_its_tuples_time_out(bolt_of: Callable[..., Any]) -> None:
     bolt = bolt_of("parsed", ["n"], schema="text string", batch_tuples=8)
-    bolt._most_secs = 0.0
+    bolt._max_secs = 0.0
     assert run(bolt, ["bad"] + ["1"] * 7) == bolt._collector.failed
     assert [rows for rows, _ in CALLS] == [8]
 

@@ -221,7 +221,7 @@ def test_a_batch_is_repeated_when_one_of_its_tasks_goes_away(endpoint: BatchEndp
 def test_untrusted_clients_keep_no_batch_out(
     endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Silent connections are few at any time, and for a short time; Spark's own comes through."""
+    """Silent connections are few and short; Spark's own is served."""
     monkeypatch.setattr(spark_bridge, "_PROOF_SECS", 1.0)
     silent = [
         socket.create_connection((endpoint.host, endpoint.port), timeout=20) for _ in range(60)
@@ -260,17 +260,18 @@ def test_untrusted_clients_keep_no_batch_out(
 def test_a_batch_whose_place_others_take_comes_again(
     endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever connects all the time drops Spark's own connection before it has proved anything."""
-    hang_up, dropped = endpoint._hang_up, []
+    """Clients that connect all the time drop Spark's connection before it has authenticated."""
+    shut_down = endpoint._shut_down
+    dropped: list[Connection] = []
 
     def drop(connection: Connection) -> None:
         dropped.append(connection)
         if len(dropped) == 3:
             monkeypatch.undo()
-        hang_up(connection)
+        shut_down(connection)
 
-    monkeypatch.setattr(endpoint, "_hang_up", drop)
-    monkeypatch.setattr(spark_bridge, "_MOST_UNKNOWN", 0)
+    monkeypatch.setattr(endpoint, "_shut_down", drop)
+    monkeypatch.setattr(spark_bridge, "_MAX_UNKNOWN", 0)
     batch = Delivery(endpoint, WORDS)
     for _ in range(8):
         endpoint.ack(take(endpoint)[0])

@@ -120,7 +120,7 @@ def test_a_query_stops_while_inactive_and_goes_on_without_its_worker(
     eventually(lambda: lines() == expected, 60, "a line that no worker watches")
     rig.assign({two: "1-3"})
     eventually(lambda: f":{two[1]}" in owner(), 120, "the new owner")
-    eventually(lambda: "goes on: run" in rig.log(*two), 60, "the run that goes on")
+    eventually(lambda: "continues: run" in rig.log(*two), 60, "the run that goes on")
     (query,) = session.streams.active
     assert str(query.runId) in rig.log(*two)
     add()

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MAX_PAUSE_SECS = 2.0
-_MAX_ALONE = 3
-"""Rows that are tried alone. If all of them raise, the function is at fault."""
+_MAX_SINGLE_ROWS = 3
+"""Number of rows that are tried alone. If all of them raise, the function is at fault."""
 _MAX_LOSSES = 5
-"""Times that Spark is lost while it runs one batch, before the batch fails as the cause."""
+"""Number of times that Spark is lost while it runs one batch, before the batch fails."""
 
 
 class SparkBolt(Bolt):
-    """Bolt that runs a function on micro-batches of tuples as DataFrames, on the cluster's Spark.
+    """Bolt that runs a function on micro-batches of tuples, as DataFrames.
 
-    ``function`` names ``"module:function"``, called as ``function(frame, **args)`` with a DataFrame
+    The function runs on the cluster's Spark. ``function`` names ``"module:function"``, called as ``function(frame, **args)`` with a DataFrame
     whose columns are ``schema`` (Spark DDL; without it, the fields of the input's stream with types
     that Arrow infers). It returns ``None``, or a DataFrame with a column for each of the bolt's
     ``outputs``; its rows are emitted, anchored to the whole batch.
@@ -44,14 +44,15 @@ class SparkBolt(Bolt):
     A batch is cut at ``batch_tuples`` tuples, at ``batch_bytes`` bytes of strings and bytes in them
     (each other value counts as eight), or after ``batch_secs`` seconds. Its tuples are acked when
     the function has returned and its rows are emitted. If it raises, it is called with the halves
-    of the batch, and so on: a tuple whose row raises alone fails, and the rest is acked. All fail
-    if the result is not of that form, or the first three rows tried alone raise.
+    of the batch, then with their halves: a tuple whose row raises alone fails, and the others are
+    acked. All tuples fail if the result does not have that form, or if the first three rows that
+    are tried alone raise.
 
-    While Spark is away, the task keeps the batch and takes no tuples: spouts are held back, no
-    message timeout runs, and the error is reported once a minute. The batch is processed when Spark
-    answers again.
+    While Spark is unreachable, the task keeps the batch and takes no tuples: spouts are held back,
+    no message timeout runs, and the error is reported once a minute. The batch is processed as soon
+    as Spark answers.
 
-    A function with a parameter ``context`` gets the task's, with the batch's ``batch_id``.
+    A function with a parameter ``context`` gets that of the task, with the batch's ``batch_id``.
     """
 
     blocking = True
@@ -82,16 +83,19 @@ class SparkBolt(Bolt):
         self._since = 0.0
         self._pauses = Backoff(0.1, _MAX_PAUSE_SECS)
         self._session: Any = None
-        self._done = self._failed = self._bad = 0
+        self._batch_count = 0
+        self._failed_count = 0
+        self._bad_row_count = 0
         self._errors = spark_session.ErrorsOnce(self)
         self._retries = TargetRetries(self)
         self._losses = 0
-        """Times that Spark was lost while it ran the batch that is kept."""
+        """Number of times that Spark was lost while it ran the current batch."""
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Conf of a tick every ``batch_secs``, so that the last tuples of a quiet stream are
-        processed.
+        """Conf of a tick every ``batch_secs``.
+
+        The tick processes the last tuples of a quiet stream.
         """
         return {"topology.tick.tuple.freq.secs": float(args.get("batch_secs", 1.0))}
 
@@ -105,46 +109,55 @@ class SparkBolt(Bolt):
         self._archive = spark_session.archive_of(context)
         self._servers = spark_session.cluster_servers_of(context)
         self._context = context
-        self._where = f"component {context.component!r}, task {context.task_id}"
+        self._subject = f"component {context.component!r}, task {context.task_id}"
         try:
             self._fields = list(context.output_fields())
         except InvalidRequest:
             self._fields = []
         self._function = spark_session.resolve_function(self.function)
-        self._takes_context = "context" in [*inspect.signature(self._function).parameters][1:]
+        parameters = list(inspect.signature(self._function).parameters)
+        self._takes_context = "context" in parameters[1:]
         # The tuples of the batch would time out while it is divided further.
-        self._most_secs = float(conf.get("topology.message.timeout.secs") or 30) / 2
+        self._max_secs = float(conf.get("topology.message.timeout.secs") or 30) / 2
 
     def process(self, tup: Tuple) -> None:
         """Add the tuple to the batch, and run the batch when it is full or old enough."""
         if tup.stream.startswith(FUSED):
-            self._fail(
-                [tup],
-                Unavailable(f"{self._where}: a tuple is not for {self.function}: {OTHER_WAY}"),
-            )
+            reason = f"{self._subject}: a tuple is not for {self.function}: {OTHER_WAY}"
+            self._fail([tup], Unavailable(reason))
             return
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting.append(tup)
-        full = len(self._waiting) >= self.batch_tuples
         if self.batch_bytes is not None:
-            self._bytes += sum(len(v) if isinstance(v, str | bytes) else 8 for v in tup.values)
-            full = full or self._bytes >= self.batch_bytes
+            for value in tup.values:
+                self._bytes += len(value) if isinstance(value, str | bytes) else 8
         if self._is_full:
             # The task ends: its tuples are given back.
             return
-        if full or time.monotonic() - self._since >= self.batch_secs:
+        if self._is_batch_complete():
             self._run_batch()
 
+    def _is_batch_complete(self) -> bool:
+        """True if the batch has enough tuples or bytes, or has waited long enough."""
+        if len(self._waiting) >= self.batch_tuples:
+            return True
+        if self.batch_bytes is not None and self._bytes >= self.batch_bytes:
+            return True
+        return time.monotonic() - self._since >= self.batch_secs
+
     def process_tick(self, tup: Tuple) -> None:
-        """Run a batch that has waited long enough (the spec sets a tick of ``batch_secs``)."""
+        """Run a batch that has waited long enough.
+
+        The spec sets a tick of ``batch_secs``.
+        """
         if self._is_full:
             self._make_room()
         elif self._waiting and time.monotonic() - self._since >= self.batch_secs * 0.9:
             self._run_batch()
 
     def _make_room(self) -> None:
-        """Process the batch that was kept, if Spark answers again."""
+        """Process the waiting batch, if Spark answers."""
         if not self._retries.is_due():
             return
         try:
@@ -153,41 +166,45 @@ class SparkBolt(Bolt):
             self._await_spark(self._waiting, error)
             return
         number = len(self._waiting)
-        _log.info(
-            "%s: Spark answers again, and gets the %d tuples that waited", self._where, number
-        )
+        _log.info("%s: Spark answers, and gets the %d tuples that waited", self._subject, number)
         self._run_batch()
 
-    def _await_spark(self, kept: list[Tuple], error: Unavailable) -> None:
-        """Keep these tuples, accept no others until Spark answers, and report it once a minute."""
-        self._waiting = kept
+    def _await_spark(self, tuples: list[Tuple], error: Unavailable) -> None:
+        """Keep these tuples, and accept no others until Spark answers.
+
+        The error is reported once a minute.
+        """
+        self._waiting = tuples
         self._retries.wait()
         if self._retries.may_report("Spark"):
             began = datetime.fromtimestamp(self._retries.since_ms // 1000, timezone.utc)
-            waiting = f"{len(kept)} tuples wait since {began:%Y-%m-%d %H:%M:%S} UTC"
-            state = f"{self._where}: {waiting}, and no others are taken until Spark answers"
+            waiting = f"{len(tuples)} tuples wait since {began:%Y-%m-%d %H:%M:%S} UTC"
+            state = f"{self._subject}: {waiting}, and no others are taken until Spark answers"
             self.raise_exception(Unavailable(f"{state}: {error.message}"))
 
     def _run_batch(self) -> None:
-        """Run the batch, and then the halves of each part that raises, until the rows that raise
-        alone are known.
+        """Run the batch, and search the rows that raise alone if it raises.
 
-        If the first rows tried alone all raise, the function is at fault and not a row: the batch
-        fails as a whole.
+        The halves of each part that raises are run. If the first rows that are tried alone all
+        raise, the function is at fault and not a row: the batch fails as a whole.
         """
         # The batch stays in ``_waiting``: if the function ends the process, its tuples fail when
         # the task restarts.
         batch = self._waiting
         began = time.monotonic()
-        parts, bad, acked = [batch], [], 0
+        # A stack: the part with the first rows of the batch is the last one.
+        parts: list[list[Tuple]] = [batch]
+        bad: list[tuple[Tuple, Exception]] = []
+        acked = 0
         first: Exception | None = None
         acked_ids: set[int] = set()
-        while parts and (acked or len(bad) < _MAX_ALONE):
+        while parts and (acked or len(bad) < _MAX_SINGLE_ROWS):
             part = parts.pop()
             try:
-                session = self._session = spark_session.worker_session(
+                session = spark_session.worker_session(
                     self._conf, self._archive, cluster_servers=self._servers
                 )
+                self._session = session
             except Unavailable as error:
                 self._await_spark(_without(batch, acked_ids), error)
                 return
@@ -199,69 +216,75 @@ class SparkBolt(Bolt):
             try:
                 self._run_part(part, session)
             except Exception as error:
-                if self._lost_spark(error, ask=first is None):
+                if self._is_spark_lost(error, probe=first is None):
                     spark_session.drop_worker_session(self._conf, session)
                     error = spark_session.outage(self._conf, error)
                     self._losses += 1
                     if self._losses < _MAX_LOSSES:
                         self._await_spark(_without(batch, acked_ids), error)
                         return
-                first = first or error
+                if first is None:
+                    first = error
                 if self._emitted or isinstance(error, Unavailable | _WrongResult):
                     parts.append(part)
                     break
                 if len(part) == 1:
                     bad.append((part[0], error))
                     if not acked and parts:
-                        # The next row alone is from the other end: neighbors are often bad
-                        # together.
-                        last = parts.pop(0)
-                        parts = [last[:-1], *parts, last[-1:]] if len(last) > 1 else [*parts, last]
+                        # Neighbors are often bad together: the next single row is another one.
+                        parts = _last_row_next(parts)
                     continue
                 middle = len(part) // 2
-                parts += [part[middle:], part[:middle]]
-                if time.monotonic() - began > self._most_secs:
+                parts.append(part[middle:])
+                parts.append(part[:middle])
+                if time.monotonic() - began > self._max_secs:
                     break
             else:
                 self._bound().ack_all(part)
                 acked += len(part)
                 acked_ids.update(map(id, part))
-        self._waiting, self._bytes, self._losses = [], 0, 0
+        self._waiting = []
+        self._bytes = 0
+        self._losses = 0
         self._retries.end()
         self._is_full = False
         if not acked and len(batch) > 1:
-            parts, bad = [batch], []
+            parts = [batch]
+            bad = []
         for tup, error in bad:
             self._fail([tup], self._bad_row(tup, error))
         if first is None:
             self._errors.clear()
         elif parts or not bad:
-            self._fail([tup for part in reversed(parts) for tup in part], first)
+            unprocessed: list[Tuple] = []
+            for part in reversed(parts):
+                unprocessed += part
+            self._fail(unprocessed, first)
         if parts or bad:
-            self._failed += 1
-            self._bad += len(bad)
-            self.report_metric("failed_batches", self._failed)
-            self.report_metric("bad_rows", self._bad)
+            self._failed_count += 1
+            self._bad_row_count += len(bad)
+            self.report_metric("failed_batches", self._failed_count)
+            self.report_metric("bad_rows", self._bad_row_count)
         if parts or not acked:
             time.sleep(self._pauses.next_pause())
             return
         self._pauses.reset()
-        self._done += 1
-        self.report_metric("batches", self._done)
+        self._batch_count += 1
+        self.report_metric("batches", self._batch_count)
         self.report_metric("batch_tuples", acked)
         self.report_metric("batch_ms", round((time.monotonic() - began) * 1000, 1))
 
-    def _lost_spark(self, error: Exception, ask: bool) -> bool:
+    def _is_spark_lost(self, error: Exception, probe: bool) -> bool:
         """True if the error of a part comes from an outage of Spark.
 
-        Otherwise the function or a row is at fault. Spark is asked if the error reads like an
-        outage, or with ``ask``: a function may hide what it caught.
+        Otherwise the function or a row is at fault. Spark is probed if the error reads like an
+        outage, or with ``probe``: a function may hide the error that it caught.
         """
         if isinstance(error, _WrongResult):
             return False
         if spark_session.is_session_loss(error, self._session):
             return True
-        if not ask or isinstance(error, StormDagsterError):
+        if not probe or isinstance(error, StormDagsterError):
             return False
         return not spark_session.answers(self._session)
 
@@ -271,13 +294,11 @@ class SparkBolt(Bolt):
         args = self.function_args
         if self._takes_context:
             values = repr([tup.values for tup in part])
-            self._context.batch_id = hashlib.blake2b(
-                values.encode(errors="surrogatepass"), digest_size=16
-            ).hexdigest()
+            digest = hashlib.blake2b(values.encode(errors="surrogatepass"), digest_size=16)
+            self._context.batch_id = digest.hexdigest()
             args = {"context": self._context, **args}
-        rows = self._rows(
-            self._function(session.createDataFrame(table, self._types(session)), **args)
-        )
+        frame = session.createDataFrame(table, self._types(session))
+        rows = self._rows(self._function(frame, **args))
         # One joint anchor: each row belongs to all tuples of the part.
         anchors = [self._bound().joint(part)] if rows else []
         for values in rows:
@@ -286,8 +307,11 @@ class SparkBolt(Bolt):
 
     def _fail(self, tups: list[Tuple], reason: Exception) -> None:
         """Fail tuples for one reason."""
-        # The first line of an error of Spark explains the least.
-        cause = reason if isinstance(reason, StormDagsterError) else spark_session.innermost(reason)
+        if isinstance(reason, StormDagsterError):
+            cause = reason
+        else:
+            # The first line of an error of Spark explains little.
+            cause = spark_session.innermost(reason)
         for tup in tups:
             self.fail(tup, cause)
         self._errors.report(reason)
@@ -296,29 +320,32 @@ class SparkBolt(Bolt):
         row = dict(zip(self._column_names(tup), tup.values, strict=False))
         cause = spark_session.innermost(error)
         return InvalidRequest(
-            f"{self._where}: {self.function} fails with the row {row!r:.300} alone, whose tuple fails ({cause})"
+            f"{self._subject}: {self.function} fails with the row {row!r:.300} alone, "
+            f"whose tuple fails ({cause})"
         )
 
     def _rows(self, result: Any) -> list[list[Any]]:
-        """The rows to emit; :class:`InvalidTopology` unless the function returned what the outputs
-        declare.
+        """The rows to emit.
+
+        Raises :class:`InvalidTopology` if the result does not have the declared outputs.
         """
         if result is None:
             return []
         if not hasattr(result, "toArrow"):
             raise _WrongResult(
-                f"{self._where}: {self.function} returns {type(result).__name__}: return a DataFrame, or None"
+                f"{self._subject}: {self.function} returns {type(result).__name__}: "
+                "return a DataFrame, or None"
             )
         if not self._fields:
             raise _WrongResult(
-                f"{self._where}: {self.function} returns a DataFrame, but the bolt declares no outputs: declare "
-                f"outputs={list(result.columns)}, or return None"
+                f"{self._subject}: {self.function} returns a DataFrame, but the bolt declares no "
+                f"outputs: declare outputs={list(result.columns)}, or return None"
             )
         missing = [name for name in self._fields if name not in result.columns]
         if missing:
             raise _WrongResult(
-                f"{self._where}: {self.function} returns columns {list(result.columns)}, the bolt declares "
-                f"{self._fields}: add {missing} to the DataFrame, or change outputs"
+                f"{self._subject}: {self.function} returns columns {list(result.columns)}, the bolt "
+                f"declares {self._fields}: add {missing} to the DataFrame, or change outputs"
             )
         if result.columns != self._fields:
             result = result.select(*self._fields)
@@ -337,22 +364,16 @@ class SparkBolt(Bolt):
     def _table(self, batch: list[Tuple]) -> "pa.Table":
         import pyarrow
 
-        columns, *others = map(
-            self._column_names, {(tup.component, tup.stream): tup for tup in batch}.values()
-        )
-        if any(other != columns for other in others):
-            fields = " and ".join(map(str, [columns, *others]))
-            raise _WrongResult(
-                f"{self._where}: {self.function} reads the fields {fields}: name its columns in schema"
-            )
+        columns = self._batch_columns(batch)
         try:
             values = list(zip(*(tup.values for tup in batch), strict=True))
         except ValueError:
             values = []
         if len(values) != len(columns):
             raise InvalidTopology(
-                f"{self._where}: {self.function} takes {len(columns)} columns ({', '.join(columns)}), its tuples have "
-                f"{len(batch[0].values)} values: name as many in schema"
+                f"{self._subject}: {self.function} takes {len(columns)} columns "
+                f"({', '.join(columns)}), its tuples have {len(batch[0].values)} values: "
+                "name as many in schema"
             )
         arrays = []
         for name, column in zip(columns, values, strict=True):
@@ -360,10 +381,23 @@ class SparkBolt(Bolt):
                 arrays.append(pyarrow.array(column))
             except (pyarrow.ArrowException, TypeError, OverflowError) as error:
                 raise InvalidTopology(
-                    f"{self._where}: the values of column {name!r} have different types ({error}): emit values of one "
-                    "type, or None"
+                    f"{self._subject}: the values of column {name!r} have different types "
+                    f"({error}): emit values of one type, or None"
                 ) from None
         return pyarrow.Table.from_arrays(arrays, names=columns)
+
+    def _batch_columns(self, batch: list[Tuple]) -> list[str]:
+        """The columns of the batch, which must be the same for all of its streams."""
+        tuple_of_stream = {(tup.component, tup.stream): tup for tup in batch}
+        columns_of_streams = [self._column_names(tup) for tup in tuple_of_stream.values()]
+        columns = columns_of_streams[0]
+        if any(other != columns for other in columns_of_streams):
+            fields = " and ".join(map(str, columns_of_streams))
+            raise _WrongResult(
+                f"{self._subject}: {self.function} reads the fields {fields}: "
+                "name its columns in schema"
+            )
+        return columns
 
 
 def _without(batch: list[Tuple], acked_ids: Set[int]) -> list[Tuple]:
@@ -374,16 +408,35 @@ def _without(batch: list[Tuple], acked_ids: Set[int]) -> list[Tuple]:
     return [tup for tup in batch if id(tup) not in acked_ids]
 
 
+def _last_row_next(parts: list[list[Tuple]]) -> list[list[Tuple]]:
+    """Put the last row of the batch on top of the stack of parts, alone.
+
+    The first part of the stack has the last rows of the batch.
+    """
+    bottom = parts[0]
+    upper = parts[1:]
+    if len(bottom) == 1:
+        return [*upper, bottom]
+    return [bottom[:-1], *upper, bottom[-1:]]
+
+
 class _WrongResult(InvalidTopology):
-    """The function's result, or what it reads, is wrong whatever the rows are."""
+    """Error of the function's result, or of its input columns, for any rows."""
 
 
 def columns_of(schema: str) -> list[str]:
-    """Column names of a Spark DDL schema; commas within ``<...>`` and ``(...)`` belong to types."""
-    parts, depth = [""], 0
+    """Column names of a Spark DDL schema.
+
+    Commas within ``<...>`` and ``(...)`` belong to types.
+    """
+    parts = [""]
+    depth = 0
     for letter in schema:
-        depth += (letter in "<(") - (letter in ">)")
-        if letter == "," and not depth:
+        if letter in "<(":
+            depth += 1
+        elif letter in ">)":
+            depth -= 1
+        if letter == "," and depth == 0:
             parts.append("")
         else:
             parts[-1] += letter

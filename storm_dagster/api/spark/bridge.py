@@ -1,10 +1,10 @@
-"""Transfer of Structured Streaming micro-batches from the Spark server to workers, with acks.
+"""Transfer of micro-batches from the Spark server to workers, with acks.
 
 Over Spark Connect ``foreachBatch`` runs beside the server, not in the worker. So the function
-shipped there connects to an endpoint of the worker, authenticates by the endpoint's secret (HMAC
-challenge of ``multiprocessing.connection``; only raw bytes are sent and read, nothing is
-unpickled), streams the batch as Arrow IPC, and returns when the worker has acked every row. Only
-then does Spark commit the batch to its checkpoint: at least once, end to end.
+shipped there connects to an endpoint of the worker and authenticates by the endpoint's secret (HMAC
+challenge of ``multiprocessing.connection``; only raw bytes are sent and read, without pickle). It
+streams the batch as Arrow IPC, and returns when the worker has acked every row. Only then does
+Spark commit the batch to its checkpoint: at least once, end to end.
 """
 
 import contextlib
@@ -28,14 +28,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_WAIT, _DONE, _MORE, _END = b"wait", b"done", b"more", b""
+_WAIT = b"wait"
+_DONE = b"done"
+_MORE = b"more"
+_END = b""
 _KEEPALIVE_SECS = 2.0
 _CHUNK_BYTES = 32 * 1024 * 1024
-_MOST_CHUNK_BYTES = 60 * 1024 * 1024
+_MAX_CHUNK_BYTES = 60 * 1024 * 1024
 """A row becomes a tuple, which has to fit into a frame between workers (``MAX_FRAME_BYTES``)."""
-_MOST_UNKNOWN = 16
-"""Connections that have not proved that they know the secret; one more drops the oldest."""
+_MAX_UNKNOWN = 16
+"""Maximum number of unauthenticated connections; one more drops the oldest."""
 _PROOF_SECS = 10.0
+"""Time within which a connection must authenticate."""
 
 
 def make_deliver(
@@ -47,17 +51,17 @@ def make_deliver(
     chunk_bytes: int = _CHUNK_BYTES,
     tables: Callable[[Any, int], list[tuple[str, Any]]] | None = None,
 ) -> Callable[[Any, int], None]:
-    """Create the ``foreachBatch`` function for the endpoint of the task that owns the query.
+    """Create the ``foreachBatch`` function for the endpoint of the query's owner.
 
-    That endpoint names those of the other tasks; chunks of rows go to any that is ready, and the
-    function returns when all have acked all their rows. A chunk above ``chunk_bytes`` is divided.
-    ``tables`` makes the Arrow tables of a batch and names their streams; else it is its
-    ``columns``, on the default stream.
+    That endpoint names the endpoints of the other tasks. Chunks of rows go to any endpoint that is
+    ready, and the function returns when each has acked all its rows. A chunk above ``chunk_bytes``
+    is divided. ``tables`` makes the (stream, Arrow table) pairs of a batch; without it, the table
+    has the batch's ``columns``, on the default stream.
 
-    It is nested on purpose: Spark ships a nested function by value, so that the server needs only
-    pyarrow, and not this package.
+    The function is nested on purpose: Spark ships a nested function by value, so that the server
+    needs only pyarrow, and not this package.
     """
-    most_bytes = max(chunk_bytes, _MOST_CHUNK_BYTES)
+    max_bytes = max(chunk_bytes, _MAX_CHUNK_BYTES)
 
     def deliver(frame: Any, batch_id: int) -> None:
         import json as json_
@@ -89,57 +93,64 @@ def make_deliver(
                     )
                 return json_.loads(connection.recv_bytes(65536))
             except (EOFError, ConnectionResetError, BrokenPipeError):
-                # Others that connect all the time took its place before it was known.
+                # Clients that connect all the time replaced it before it had authenticated.
                 connections[:] = before
                 if tries == 1:
                     raise
             time_.sleep(0.05)
             return join(address, tries - 1)
 
-        try:
-            others = join((host, port))
-            found = (
-                tables(frame, batch_id)
-                if tables
-                else [("default", frame.select(*columns).toArrow())]
-            )
-            for other in others if any(table.num_rows for _, table in found) else ():
+        def join_others(addresses: list[Any]) -> None:
+            for address in addresses:
                 try:
-                    join((str(other[0]), int(other[1])))
+                    join((str(address[0]), int(address[1])))
                 except (OSError, EOFError, WrongSecret) as error:
-                    # It moved, or does not know this run yet: the others get the rows.
+                    # It moved, or does not know this run yet: the other endpoints get the rows.
                     logging_.getLogger("storm_dagster.spark").info(
-                        "%s takes no rows: %s", other, error
+                        "%s takes no rows: %s", address, error
                     )
+
+        try:
+            other_addresses = join((host, port))
+            if tables:
+                batch_tables = tables(frame, batch_id)
+            else:
+                batch_tables = [("default", frame.select(*columns).toArrow())]
+            if any(table.num_rows for _, table in batch_tables):
+                join_others(other_addresses)
+            # A stack: the first rows of the batch are on top.
             waiting = []
-            for stream, table in found[::-1]:
-                size = max(1, min(chunk_rows, -(-table.num_rows // len(connections))))
+            for stream, table in reversed(batch_tables):
+                rows_per_connection = -(-table.num_rows // len(connections))
+                size = max(1, min(chunk_rows, rows_per_connection))
                 table = table.replace_schema_metadata({"stream": stream})
-                waiting += [table.slice(at, size) for at in range(0, table.num_rows, size)][::-1]
-            ready, busy = list(connections), []
+                chunks = [table.slice(start, size) for start in range(0, table.num_rows, size)]
+                waiting += reversed(chunks)
+            ready = list(connections)
+            busy: list[Any] = []
             while waiting or busy:
                 while waiting and ready:
                     part = waiting.pop()
                     if part.nbytes > chunk_bytes and part.num_rows > 1:
-                        waiting += [
-                            part.slice(part.num_rows // 2),
-                            part.slice(0, part.num_rows // 2),
-                        ]
+                        middle = part.num_rows // 2
+                        waiting.append(part.slice(middle))
+                        waiting.append(part.slice(0, middle))
                         continue
                     part = part.combine_chunks()
                     sink = arrow.BufferOutputStream()
                     with arrow.ipc.new_stream(sink, part.schema) as writer:
                         writer.write_table(part)
                     data = sink.getvalue()
-                    if data.size > most_bytes:
+                    if data.size > max_bytes:
                         raise ValueError(
-                            f"a row of micro-batch {batch_id} has {data.size:,} bytes, a worker takes {most_bytes:,}: "
+                            f"a row of micro-batch {batch_id} has {data.size:,} bytes, "
+                            f"a worker takes {max_bytes:,}: "
                             "filter it or cut its columns in the source function"
                         )
                     connection = ready.pop(0)
                     connection.send_bytes(data.to_pybytes())
                     busy.append(connection)
-                # A worker asks for more when it has emitted its rows: back pressure reaches Spark.
+                # A worker answers "more" when it has emitted its rows: back pressure reaches Spark.
                 for connection in _await_answer(busy, b"more"):
                     busy.remove(connection)
                     ready.append(connection)
@@ -153,9 +164,10 @@ def make_deliver(
             for connection in connections:
                 connection.close()
 
-    def _await_answer(busy: list[Any], wanted: bytes) -> list[Any]:
-        """Wait for ``wanted``, and return the connections that sent it; others may send
-        keepalives.
+    def _await_answer(busy: list[Any], expected: bytes) -> list[Any]:
+        """Wait for the ``expected`` answer, and return the connections that sent it.
+
+        Other connections may send keepalives.
         """
         import time as time_
         from multiprocessing.connection import wait
@@ -164,51 +176,63 @@ def make_deliver(
         while True:
             ready_now: list[Any] = wait(busy, 5)
             answers = [(connection, connection.recv_bytes(16)) for connection in ready_now]
-            if any(answer not in (wanted, b"wait") for _, answer in answers):
-                raise RuntimeError(
-                    "a worker of this SparkSpout gave the batch up; it will be repeated"
-                )
             now = time_.monotonic()
-            last_answer.update((connection, now) for connection, _ in answers)
+            expected_from: list[Any] = []
+            for connection, answer in answers:
+                if answer not in (expected, b"wait"):
+                    raise RuntimeError(
+                        "a worker of this SparkSpout gave the batch up; it will be repeated"
+                    )
+                last_answer[connection] = now
+                if answer == expected:
+                    expected_from.append(connection)
             # A live worker sends a keepalive every two seconds.
             if now - min(last_answer.values()) > 60:
                 raise TimeoutError(
-                    "a worker of this SparkSpout has been silent for 60 s; the batch will be repeated"
+                    "a worker of this SparkSpout has been silent for 60 s; "
+                    "the batch will be repeated"
                 )
-            found = [connection for connection, answer in answers if answer == wanted]
-            if found:
-                return found
+            if expected_from:
+                return expected_from
 
     return deliver
 
 
 class _OpenBatch:
-    """A micro-batch until the ack of its last row. Guarded by the endpoint's condition."""
+    """A micro-batch until the ack of its last row.
+
+    The endpoint's condition guards it.
+    """
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
         self.rows: deque[tuple[str, str, list[Any]]] = deque()
+        """(row id, stream, values) of the rows to emit."""
         self.pending: dict[str, tuple[str, list[Any]]] = {}
+        """Row id -> (stream, values), from the emit to the ack."""
         self.count = 0
         self.ended = False
         self.cancelled = False
 
-    @property
-    def complete(self) -> bool:
+    def is_emitted(self) -> bool:
+        return not self.rows
+
+    def is_complete(self) -> bool:
         return self.ended and not self.rows and not self.pending
 
 
 class BatchEndpoint:
     """Listener for micro-batches, which keeps their rows until they are acked.
 
-    The spout calls ``take``, ``ack`` and ``fail``; the rest runs in threads of the endpoint. Rows
-    are in memory until their batch is complete: at most one batch and one chunk.
+    The spout calls ``take``, ``ack`` and ``fail``; the other methods run in threads of the
+    endpoint. Rows are in memory until their batch is complete: at most one batch and one chunk.
     """
 
     def __init__(self, host: str) -> None:
         self.secret: bytes = secrets.token_bytes(32)
-        """Secret of the query's owner, in the function that it ships; the other tasks get the
-        owner's.
+        """Secret of the query's owner, in the function that it ships.
+
+        The other tasks replace their secret with that of the owner.
         """
         self.others: Callable[[], list[tuple[str, int]]] = list
         """Addresses of the endpoints that share a batch with this one."""
@@ -223,6 +247,7 @@ class BatchEndpoint:
         self._condition = threading.Condition()
         self._batch: _OpenBatch | None = None
         self._unknown: dict[Connection, bool] = {}
+        """Connections that have not authenticated, the oldest first; the values are true."""
         self._serial = 0
         self._closed = False
         self.batches_done: int = 0
@@ -246,24 +271,26 @@ class BatchEndpoint:
     def ack(self, row_id: str) -> None:
         """Ack a row. Rows of a canceled batch are ignored."""
         with self._condition:
-            if (
-                self._batch is not None
-                and self._batch.pending.pop(row_id, None) is not None
-                and self._batch.complete
-            ):
+            if self._batch is None:
+                return
+            row = self._batch.pending.pop(row_id, None)
+            if row is not None and self._batch.is_complete():
                 self._condition.notify_all()
 
     def fail(self, row_id: str) -> None:
-        """Queue a failed row again."""
+        """Queue a failed row for a replay. Rows of a canceled batch are ignored."""
         with self._condition:
-            if (
-                self._batch is not None
-                and (row := self._batch.pending.pop(row_id, None)) is not None
-            ):
+            if self._batch is None:
+                return
+            row = self._batch.pending.pop(row_id, None)
+            if row is not None:
                 self._batch.rows.append((row_id, *row))
 
     def close(self) -> None:
-        """Cancel the open batch (Spark repeats it from the checkpoint) and stop listening."""
+        """Cancel the open batch and stop listening.
+
+        Spark repeats the batch from the checkpoint.
+        """
         with self._condition:
             self._closed = True
             if self._batch is not None:
@@ -290,14 +317,14 @@ class BatchEndpoint:
             with self._condition:
                 self._unknown[connection] = True
                 oldest = next(iter(self._unknown))
-            if len(self._unknown) > _MOST_UNKNOWN:
-                self._hang_up(oldest)
+            if len(self._unknown) > _MAX_UNKNOWN:
+                self._shut_down(oldest)
             threading.Thread(
                 target=self._serve, args=(connection,), name="spark-batch", daemon=True
             ).start()
 
-    def _hang_up(self, connection: Connection) -> None:
-        """End a connection that has proved nothing yet; its thread is waiting for it."""
+    def _shut_down(self, connection: Connection) -> None:
+        """End a connection that has not authenticated; its thread then closes it."""
         with self._condition, contextlib.suppress(OSError):
             if self._unknown.pop(connection, False):
                 with socket.socket(fileno=os.dup(connection.fileno())) as link:
@@ -305,29 +332,29 @@ class BatchEndpoint:
 
     def _serve(self, connection: Connection) -> None:
         batch: _OpenBatch | None = None
-        patience = threading.Timer(_PROOF_SECS, self._hang_up, (connection,))
-        patience.daemon = True
-        patience.start()
+        proof_timer = threading.Timer(_PROOF_SECS, self._shut_down, (connection,))
+        proof_timer.daemon = True
+        proof_timer.start()
         try:
-            # In its own thread, so that an unauthenticated silent client blocks nothing.
+            # In its own thread, so that an unauthenticated silent client blocks no other.
             deliver_challenge(connection, self.secret)
             answer_challenge(connection, self.secret)
             hello = json.loads(connection.recv_bytes(1024))
-            patience.cancel()
+            proof_timer.cancel()
             with self._condition:
                 self._unknown.pop(connection, None)
             connection.send_bytes(json.dumps(self.others()).encode())
             batch = self._open()
             while True:
-                raw = connection.recv_bytes(_MOST_CHUNK_BYTES)
+                raw = connection.recv_bytes(_MAX_CHUNK_BYTES)
                 if raw == _END:
                     break
                 self._add_rows(batch, raw)
-                self._wait(connection, batch, lambda open_batch=batch: not open_batch.rows)
+                self._wait(connection, batch, batch.is_emitted)
                 connection.send_bytes(_MORE)
             with self._condition:
                 batch.ended = True
-            self._wait(connection, batch, lambda open_batch=batch: open_batch.complete)
+            self._wait(connection, batch, batch.is_complete)
             connection.send_bytes(_DONE)
             self.batches_done += 1
             _log.info("micro-batch %s of Spark is acked: %d rows", hello.get("batch"), batch.count)
@@ -337,17 +364,18 @@ class BatchEndpoint:
                 error or type(error).__name__,
             )
         finally:
-            patience.cancel()
+            proof_timer.cancel()
             with self._condition:
-                # Nobody hangs up a number that is another connection's by then.
+                # Before the close: after it the descriptor may be that of another connection.
                 self._unknown.pop(connection, None)
                 if batch is not None and self._batch is batch:
                     self._batch = None
             connection.close()
 
     def _open(self) -> _OpenBatch:
-        """Open a batch; it replaces one that is still open, whose query run is over (Spark runs one
-        at a time).
+        """Open a batch, which replaces one that is still open.
+
+        The run of the query that sent the earlier one is over: Spark runs one at a time.
         """
         with self._condition:
             if self._batch is not None:
@@ -368,16 +396,20 @@ class BatchEndpoint:
                 batch.rows.append((f"{batch.serial}:{batch.count}", stream, values))
                 batch.count += 1
 
-    def _wait(self, connection: Connection, batch: _OpenBatch, done: Callable[[], bool]) -> None:
-        """Wait until ``done()``, with a keepalive every two seconds."""
+    def _wait(
+        self, connection: Connection, batch: _OpenBatch, condition: Callable[[], bool]
+    ) -> None:
+        """Wait until ``condition()``, with a keepalive every two seconds."""
+
+        def has_ended() -> bool:
+            return condition() or batch.cancelled or self._closed
+
         while True:
             with self._condition:
-                finished = self._condition.wait_for(
-                    lambda: done() or batch.cancelled or self._closed, timeout=_KEEPALIVE_SECS
-                )
+                ended = self._condition.wait_for(has_ended, timeout=_KEEPALIVE_SECS)
                 if batch.cancelled or self._closed:
                     raise _BatchCanceled("the spout closed, or a newer run of its query began")
-            if finished:
+            if ended:
                 return
             connection.send_bytes(_WAIT)
 

@@ -1,5 +1,7 @@
-"""Chains of Spark components in one query: what runs beside Spark for each micro-batch, and the
-bolts that are left.
+"""Chains of Spark components in one query.
+
+A function beside Spark runs the bolts of a chain for each micro-batch; their tasks in the worker
+emit the rows that other components read.
 """
 
 import json
@@ -13,18 +15,20 @@ from storm_dagster.model.fusion import FUSED, FUSED_COUNTS, OTHER_WAY
 
 
 class FusedBolt(Bolt):
-    """A task of a bolt whose function runs in a query: it emits the rows that others read, and
-    counts the batches.
+    """Bolt whose function runs in a query.
+
+    Its tasks emit the rows that other components read, and count the batches.
     """
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Begin with no counts."""
         self.counts: list[dict[str, Any]] = []
-        """Of batches, until the runner has added them to its statistics."""
+        """Counts of batches, until the runner has added them to its statistics."""
 
     def process(self, tup: Tuple) -> None:
-        """Emit a row, or take the counts of a batch; :class:`Unavailable` for a tuple of a spout
-        that does not fuse.
+        """Emit a row, or store the counts of a batch.
+
+        Raises :class:`Unavailable` for a tuple of a spout that does not fuse.
         """
         if tup.stream.startswith(FUSED_COUNTS):
             self.counts.append(json.loads(tup.values[0]))
@@ -37,11 +41,13 @@ class FusedBolt(Bolt):
 
 
 def make_loader(archive: bytes) -> Callable[[str], Any]:
-    """Create the function that finds ``"module:function"`` in the topology's archive.
+    """Create the function that loads functions from the topology's archive.
+
+    It is called with ``"module:function"``.
 
     Beside a Connect server Spark puts a session's archives on the path of Python workers, but not
-    of the process that runs functions of batches. So it brings the archive along. It is nested so
-    that Spark ships it by value.
+    of the process that runs functions of batches. So the function contains the archive. It is
+    nested so that Spark ships it by value.
     """
     loaded: dict[str, Any] = {}
 
@@ -53,10 +59,11 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
         import tempfile
 
         if archive and not loaded:
-            # It lives as long as the process; Spark kills that, and removes its own folders.
-            folder = next(
-                filter(os.path.isdir, os.environ.get("SPARK_LOCAL_DIRS", "").split(",")), None
-            )
+            # The file exists until the process ends: Spark kills the process, and removes the
+            # folders of SPARK_LOCAL_DIRS.
+            folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+            existing = [folder for folder in folders if os.path.isdir(folder)]
+            folder = existing[0] if existing else None
             file: Any = tempfile.NamedTemporaryFile(suffix=".zip", dir=folder)  # noqa: SIM115
             loaded[""] = file
             file.write(archive)
@@ -73,17 +80,18 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
 def make_chain(
     chain: Mapping[str, Any], archive: bytes, counts: str
 ) -> Callable[[Any, int], list[tuple[str, Any]]]:
-    """Create the function that runs the bolts of a chain on a micro-batch: ``chain`` is the
-    worker's (``model.fusion``).
+    """Create the function that runs the bolts of a chain on a micro-batch.
 
-    It returns the Arrow tables that go to the worker, with their streams: rows that components
-    outside read, and for each bolt the ``counts`` of the batch, as JSON. A bolt whose function
-    raises ends the batch; the error names it. Rows between bolts that
-    ``topology.spark.fuse.counts`` leaves out are not counted: Spark optimizes across such bolts.
+    ``chain`` is the value of the worker's conf (``model.fusion``). The function returns the
+    (stream, Arrow table) pairs for the worker: rows that components outside of the chain read, and
+    for each bolt the ``counts`` of the batch, as JSON. A bolt whose function raises ends the batch;
+    the error names the bolt. Rows between bolts that ``topology.spark.fuse.counts`` leaves out are
+    not counted: Spark optimizes across such bolts.
     """
     load = make_loader(archive)
-    # Of each bolt, once: every question about columns is a request to Spark.
-    structs, checked = dict[str, Any](), set[str]()
+    # Computed once for each bolt: every access to columns is a request to Spark.
+    structs: dict[str, Any] = {}
+    checked: set[str] = set()
 
     def run(frame: Any, batch_id: int) -> list[tuple[str, Any]]:
         import inspect
@@ -95,29 +103,32 @@ def make_chain(
         import pyarrow
         from pyspark.sql import Observation, functions
 
-        # A classic session answers a question about an observation only after it was made.
-        observes = "connect" in type(frame).__module__
+        # A classic session blocks on the value of an observation until an action has made it.
+        can_observe = "connect" in type(frame).__module__
         parts = chain["parts"]
-        readers = Counts(source for part in parts for source in part["sources"])
+        # Component -> number of bolts of the chain that read its rows.
+        readers: Counts[str] = Counts()
+        for part in parts:
+            readers.update(part["sources"])
         frames: dict[str, Any] = {}
+        # Component -> number of its rows, or the observation that has it.
         rows: dict[str, Any] = {}
-        kept: list[Any] = []
+        persisted: list[Any] = []
         tables: list[tuple[str, Any]] = []
 
         def add(name: str, result: Any, stream: str, *, counted: bool = True) -> None:
-            """Note a result, sending it to the worker if it has a stream, and how its rows are
-            counted.
-            """
-            if readers[name] + bool(stream) > 1 or (readers[name] and counted and not observes):
+            """Register a result, and count its rows; a stream sends it to the worker."""
+            uses = readers[name] + bool(stream)
+            if uses > 1 or (readers[name] and counted and not can_observe):
                 result = result.persist()
-                kept.append(result)
+                persisted.append(result)
             if stream:
                 table = result.toArrow()
                 tables.append((stream, table))
                 rows[name] = table.num_rows
             elif readers[name] and not counted:
                 pass
-            elif readers[name] == 1 and observes:
+            elif readers[name] == 1 and can_observe:
                 rows[name] = Observation()
                 result = result.observe(rows[name], functions.count(functions.lit(1)).alias("rows"))
             else:
@@ -125,50 +136,64 @@ def make_chain(
             frames[name] = result
 
         def inputs(part: Mapping[str, Any]) -> Any:
-            """What the bolts and the spout before it have made, in the columns of its schema."""
-            given = None
-            for other in (frames[source] for source in part["sources"] if source in frames):
-                # Without a schema its columns have names alone.
-                union = given and (given.union if part["schema"] else given.unionByName)
-                given = union(other) if union else other
-            if given is None or not part["schema"]:
-                return given
-            types = structs.get(part["name"])
-            if types is None:
-                types = frame.sparkSession.createDataFrame([], part["schema"]).schema
-                if len(types) != len(given.columns):
+            """The rows of a bolt's sources, in the columns of its schema.
+
+            ``None`` if no source has a result.
+            """
+            union: Any = None
+            for source in part["sources"]:
+                if source not in frames:
+                    continue
+                if union is None:
+                    union = frames[source]
+                elif part["schema"]:
+                    union = union.union(frames[source])
+                else:
+                    # Without a schema only the names tell which columns belong together.
+                    union = union.unionByName(frames[source])
+            if union is None or not part["schema"]:
+                return union
+            struct = structs.get(part["name"])
+            if struct is None:
+                struct = frame.sparkSession.createDataFrame([], part["schema"]).schema
+                if len(struct) != len(union.columns):
                     raise ValueError(
-                        f"it takes {len(types)} columns ({', '.join(types.names)}), its rows have {given.columns}: name "
-                        "as many in schema"
+                        f"it takes {len(struct)} columns ({', '.join(struct.names)}), "
+                        f"its rows have {union.columns}: name as many in schema"
                     )
-                structs[part["name"]] = types
-            given = given.toDF(*types.names)
-            return given.select(
-                *[
-                    functions.col(f"`{one.name}`").cast(one.dataType).alias(one.name)
-                    for one in types
-                ]
-            )
+                structs[part["name"]] = struct
+            renamed = union.toDF(*struct.names)
+            columns: list[Any] = []
+            for field in struct:
+                column = functions.col(f"`{field.name}`")
+                columns.append(column.cast(field.dataType).alias(field.name))
+            return renamed.select(*columns)
+
+        def check_result(part: Mapping[str, Any], result: Any) -> None:
+            """Check the columns of a result once for each bolt."""
+            if part["name"] in checked:
+                return
+            columns = getattr(result, "columns", None) or type(result).__name__
+            if not part["outputs"] or not set(part["outputs"]) <= set(columns):
+                raise ValueError(
+                    f"it returns {columns}, the bolt declares {part['outputs']}: "
+                    "return a DataFrame with these columns, or None"
+                )
+            checked.add(part["name"])
 
         def apply(part: Mapping[str, Any]) -> None:
-            """Run a bolt's function, and note its result."""
-            given, args = inputs(part), dict(part["args"])
-            if given is None:
+            """Run a bolt's function, and register its result."""
+            input_frame = inputs(part)
+            if input_frame is None:
                 return
+            args = dict(part["args"])
             function = load(part["function"])
-            if "context" in [*inspect.signature(function).parameters][1:]:
+            if "context" in list(inspect.signature(function).parameters)[1:]:
                 args["context"] = SimpleNamespace(batch_id=str(batch_id), component=part["name"])
-            result = function(given, **args)
+            result = function(input_frame, **args)
             if result is None:
                 return
-            if part["name"] not in checked:
-                found = getattr(result, "columns", None) or type(result).__name__
-                if not part["outputs"] or not {*part["outputs"]} <= {*found}:
-                    raise ValueError(
-                        f"it returns {found}, the bolt declares {part['outputs']}: return a DataFrame with these columns, "
-                        "or None"
-                    )
-                checked.add(part["name"])
+            check_result(part, result)
             add(
                 part["name"],
                 result.select(*part["outputs"]),
@@ -176,7 +201,8 @@ def make_chain(
                 counted=part["counted"],
             )
 
-        began, nanos = time.perf_counter_ns(), dict[str, int]()
+        began = time.perf_counter_ns()
+        nanos: dict[str, int] = {}
         try:
             rows_of_root = frame.select(*chain["columns"]).toDF(*chain["fields"])
             add(chain["root"], rows_of_root, "default" if chain["emits"] else "")
@@ -185,30 +211,38 @@ def make_chain(
                 try:
                     apply(part)
                 except Exception as error:
-                    first = (str(error).splitlines() or [""])[0]
-                    what = f"component {part['name']!r}: {part['function']}: {type(error).__name__}: {first:.500}"
-                    raise RuntimeError(what) from error
+                    lines = str(error).splitlines()
+                    first_line = lines[0] if lines else ""
+                    raise RuntimeError(
+                        f"component {part['name']!r}: {part['function']}: "
+                        f"{type(error).__name__}: {first_line:.500}"
+                    ) from error
                 nanos[part["name"]] = time.perf_counter_ns() - start
             for name, number in rows.items():
-                if not isinstance(number, int):
-                    # Nobody asked for its rows, if nothing was observed.
-                    rows[name] = number.get["rows"] if number.get else frames[name].count()
+                if isinstance(number, int):
+                    continue
+                if number.get:
+                    rows[name] = number.get["rows"]
+                else:
+                    # No action has read the rows, so that the observation is empty.
+                    rows[name] = frames[name].count()
         finally:
-            for one in kept:
-                one.unpersist()
+            for persisted_frame in persisted:
+                persisted_frame.unpersist()
 
-        def tell(stream: str, **values: Any) -> None:
+        def report(stream: str, **values: Any) -> None:
             tables.append((stream, pyarrow.table({"counts": [json_.dumps(values)]})))
 
         for part in parts:
             name = part["name"]
-            executed = {
-                f"{source}:default": rows[source] for source in part["sources"] if source in rows
-            }
+            executed: dict[str, int] = {}
+            for source in part["sources"]:
+                if source in rows:
+                    executed[f"{source}:default"] = rows[source]
             emitted = 0 if part["stream"] else rows.get(name, 0)
-            tell(counts + name, executed=executed, emitted=emitted, nanos=nanos[name])
+            report(counts + name, executed=executed, emitted=emitted, nanos=nanos[name])
         if not chain["emits"]:
-            tell(counts, rows=rows[chain["root"]], nanos=time.perf_counter_ns() - began)
+            report(counts, rows=rows[chain["root"]], nanos=time.perf_counter_ns() - began)
         return tables
 
     return run

@@ -1,7 +1,7 @@
-"""A streaming query from outside: the owner of its checkpoint, and its progress as numbers.
+"""Owner of a streaming query's checkpoint, and progress of a query as metrics.
 
-The owner is a record in the checkpoint's folder ``owner``, which Spark writes and reads: the
-checkpoint is where the Spark server can write, which a worker may not reach.
+The owner is a record in the checkpoint's folder ``owner``. Spark writes and reads it, because a
+checkpoint may be at a place that only the Spark server can reach.
 """
 
 import json
@@ -16,15 +16,17 @@ from storm_dagster.model.errors import Conflict, InvalidTopology
 
 
 class CheckpointOwner:
-    """This task's claim. Of the tasks of a component the one of the newest assignment owns it, of
-    equal ones the last.
+    """Ownership of a checkpoint by this task.
+
+    Of the tasks of a component that of the newest assignment is the owner; of several with the same
+    assignment the last one that called :meth:`take`.
     """
 
     def __init__(self, checkpoint: str, context: Any) -> None:
         launched = str(context.topology_id).rpartition("-")[2]
         self._checkpoint = checkpoint
-        self._place = f"{checkpoint.rstrip('/')}/owner"
-        self._mine: dict[str, Any] = {
+        self._folder = f"{checkpoint.rstrip('/')}/owner"
+        self._own_record: dict[str, Any] = {
             "name": f"component {context.component!r} of topology {context.topology_name!r}",
             "epoch": [int(launched) if launched.isdigit() else 0, context.assignment_version],
             "token": uuid.uuid4().hex,
@@ -34,71 +36,78 @@ class CheckpointOwner:
     def take(self, session: Any) -> None:
         """Become the owner, before the query starts.
 
-        :class:`InvalidTopology` if it belongs to another component or topology, :class:`Conflict`
-        if it belongs to a task of a newer assignment.
+        Raises :class:`InvalidTopology` if the checkpoint belongs to another component or topology,
+        and :class:`Conflict` if it belongs to a task of a newer assignment.
         """
-        mine, found = self._mine, self._read(session)
-        if found["name"] != mine["name"]:
+        own_record = self._own_record
+        owner = self._read(session)
+        if owner["name"] != own_record["name"]:
             raise InvalidTopology(
-                f"checkpoint {self._checkpoint} belongs to {found['name']} ({found['worker']}), not to {mine['name']}: "
-                f"name another checkpoint; if that one is gone for good, remove {self._place}"
+                f"checkpoint {self._checkpoint} belongs to {owner['name']} ({owner['worker']}), "
+                f"not to {own_record['name']}: name another checkpoint; "
+                f"if that one is gone for good, remove {self._folder}"
             )
-        if found["epoch"] > mine["epoch"]:
-            raise self._lost_to(found)
-        frame = session.createDataFrame([(json.dumps(mine),)], "value string")
-        frame.coalesce(1).write.mode("overwrite").text(self._place)
+        if owner["epoch"] > own_record["epoch"]:
+            raise self._lost_to(owner)
+        frame = session.createDataFrame([(json.dumps(own_record),)], "value string")
+        frame.coalesce(1).write.mode("overwrite").text(self._folder)
 
     def check(self, session: Any) -> None:
-        """Return if this task is the owner; :class:`Conflict` names the other one."""
-        found = self._read(session)
-        if found["token"] != self._mine["token"]:
-            raise self._lost_to(found)
+        """Return if this task is the owner; :class:`Conflict` names another owner."""
+        owner = self._read(session)
+        if owner["token"] != self._own_record["token"]:
+            raise self._lost_to(owner)
 
-    def _lost_to(self, found: dict[str, Any]) -> Conflict:
+    def _lost_to(self, owner: dict[str, Any]) -> Conflict:
         return Conflict(
-            f"the query of {self._mine['name']} with checkpoint {self._checkpoint} now belongs to {found['worker']}, so "
-            f"{self._mine['worker']} leaves it: one task at a time owns a query; nothing is to be done if the task moved"
+            f"the query of {self._own_record['name']} with checkpoint {self._checkpoint} "
+            f"now belongs to {owner['worker']}, so {self._own_record['worker']} leaves it: "
+            "one task at a time owns a query; ignore this if the task moved"
         )
 
     def _read(self, session: Any) -> dict[str, Any]:
-        """The record; this task's own if there is none, or a damaged one."""
+        """The record of the owner; this task's record if it is missing or damaged."""
         try:
-            (row,) = session.read.text(self._place).collect()
-            return {key: json.loads(row[0])[key] for key in self._mine}
+            (row,) = session.read.text(self._folder).collect()
+            record = json.loads(row[0])
+            return {key: record[key] for key in self._own_record}
         except (ValueError, KeyError, TypeError):
-            return self._mine
+            return self._own_record
         except Exception as error:
             if "PATH_NOT_FOUND" in str(error):
-                return self._mine
+                return self._own_record
             raise
 
 
 def new_reports(query: Any, newest: dict[str, int]) -> list[tuple[dict[str, Any], bool]]:
-    """(Spark's report, whether it is of a batch that has ended) after the ``newest`` batch of the
-    run, oldest first.
+    """Spark's reports after the ``newest`` batch of the run, oldest first.
 
-    ``newest`` is brought up to date, so that each batch is reported once.
+    Each is a pair (report, True if its batch has ended). ``newest``, run -> batch, is updated, so
+    that each batch is reported once.
     """
-    found: list[tuple[dict[str, Any], bool]] = []
-    for report in [json.loads(each.json) for each in query.recentProgress]:
-        run, batch = report["runId"], report["batchId"]
+    reports: list[tuple[dict[str, Any], bool]] = []
+    for progress in query.recentProgress:
+        report = json.loads(progress.json)
+        run = report["runId"]
+        batch = report["batchId"]
         # An idle query reports the batch that it waits for.
-        ended = "addBatch" in report["durationMs"]
+        has_ended = "addBatch" in report["durationMs"]
         if batch > newest.get(run, -1):
-            found.append((report, ended))
-            newest[run] = batch if ended else batch - 1
-    return found
+            reports.append((report, has_ended))
+            newest[run] = batch if has_ended else batch - 1
+    return reports
 
 
 def metrics_of(report: Mapping[str, Any], now_secs: float | None = None) -> dict[str, float]:
-    """The metrics of a component, of Spark's report of a batch.
+    """The metrics of a component, from Spark's report of a batch.
 
-    ``lag`` is what the sources have and the query has not read: the distance of numeric offsets,
-    over all partitions. ``watermark_secs`` is in seconds since 1970; a metric that the query or its
-    source does not have is left out.
+    ``lag`` is the number of records that the sources have and the query has not read: the distance
+    of numeric offsets, over all partitions. ``watermark_secs`` is in seconds since 1970; a metric
+    that the query or its source does not have is missing.
     """
-    sources, state = report.get("sources") or [], report.get("stateOperators") or []
-    found: dict[str, float] = {
+    sources = report.get("sources") or []
+    state = report.get("stateOperators") or []
+    metrics: dict[str, float] = {
         "batch_id": report["batchId"],
         "batch_rows": _sum(sources, "numInputRows"),
         "batch_ms": report["durationMs"].get("triggerExecution", 0),
@@ -107,29 +116,34 @@ def metrics_of(report: Mapping[str, Any], now_secs: float | None = None) -> dict
     }
     lags = [lag for lag in map(_lag, sources) if lag is not None]
     if lags:
-        found["lag"] = sum(lags)
+        metrics["lag"] = sum(lags)
     if state:
-        found["state_rows"] = _sum(state, "numRowsTotal")
-        found["state_bytes"] = _sum(state, "memoryUsedBytes")
-    watermark = (report.get("eventTime") or {}).get("watermark")
+        metrics["state_rows"] = _sum(state, "numRowsTotal")
+        metrics["state_bytes"] = _sum(state, "memoryUsedBytes")
+    event_time = report.get("eventTime") or {}
+    watermark = event_time.get("watermark")
     if watermark:
+        if now_secs is None:
+            now_secs = time.time()
         secs = datetime.fromisoformat(watermark.replace("Z", "+00:00")).timestamp()
         # Before its first row Spark's watermark is 1970.
         if secs > 0:
-            found["watermark_secs"] = secs
-            found["watermark_lag_secs"] = round(
-                (time.time() if now_secs is None else now_secs) - secs, 3
-            )
-    return found
+            metrics["watermark_secs"] = secs
+            metrics["watermark_lag_secs"] = round(now_secs - secs, 3)
+    return metrics
 
 
 def _sum(parts: list[Mapping[str, Any]], name: str) -> float:
-    # A batch that took no time has an infinite rate.
-    return sum(
-        value
-        for part in parts
-        if isinstance(value := part.get(name), int | float) and isfinite(value)
-    )
+    """Sum of the finite numbers of that name.
+
+    A batch that took no time has an infinite rate.
+    """
+    total: float = 0
+    for part in parts:
+        value = part.get(name)
+        if isinstance(value, int | float) and isfinite(value):
+            total += value
+    return total
 
 
 def _lag(source: Mapping[str, Any]) -> float | None:
@@ -140,5 +154,7 @@ def _lag(source: Mapping[str, Any]) -> float | None:
 
 
 def _total(offset: Any) -> float:
-    # Of Kafka: topic -> partition -> offset.
-    return sum(map(_total, offset.values())) if isinstance(offset, Mapping) else float(offset)
+    """Sum of the offsets of a source; Kafka has topic -> partition -> offset."""
+    if isinstance(offset, Mapping):
+        return sum(map(_total, offset.values()))
+    return float(offset)

@@ -11,20 +11,19 @@ _MODES = ("append", "complete", "update")
 
 
 class SparkQuery(SparkSpout):
-    """Component that owns a streaming query: its sources, joins, windows and watermarks, state and
-    sink run on Spark.
+    """Component that owns a streaming query, which runs on Spark as a whole.
 
-    ``query`` names ``"module:function"``, called as ``function(spark, **args)``, which returns a
+    Its sources, joins, windows and watermarks, state and sink run there. ``query`` names ``"module:function"``, called as ``function(spark, **args)``, which returns a
     streaming DataFrame. Its rows go to a ``table`` of Spark's catalog; to files of ``format`` (by
     default Parquet) at ``path``; to a sink of ``format`` alone, such as ``"kafka"``; or to
     ``each_batch``, ``"module:function"``, called beside the Spark server as ``function(frame,
-    batch_id, **batch_args)``: a batch that is repeated has the same id and the same rows. Without
-    any, they are emitted to the topology as by a :class:`SparkSpout`.
+    batch_id, **batch_args)``: a batch that is repeated has the same id and the same rows. Without a
+    sink, they are emitted to the topology as by a :class:`SparkSpout`.
 
     One task owns the query, and stops it when the topology is deactivated or the task closes; a
-    batch that runs then is repeated. Rows of batches that have ended count as emitted and acked,
-    the duration of a batch is a sample of the complete latency. Arguments that cannot be right
-    raise :class:`InvalidTopology` when the topology is built.
+    batch that runs at that time is repeated. Rows of batches that have ended count as emitted and
+    acked, the duration of a batch is a sample of the complete latency. Invalid arguments raise
+    :class:`InvalidTopology` when the topology is built.
     """
 
     _function_args: ClassVar[tuple[str, ...]] = ("query", "each_batch")
@@ -48,10 +47,10 @@ class SparkQuery(SparkSpout):
     ) -> None:
         super().__init__(query, checkpoint, args, columns, trigger, chunk_rows)
         sinks = {"table": table, "path": path, "each_batch": each_batch}
-        given = [name for name, value in sinks.items() if value]
-        if len(given) > 1:
+        sink_names = [name for name, value in sinks.items() if value]
+        if len(sink_names) > 1:
             raise InvalidTopology(
-                f"{query} has the sinks {' and '.join(given)}: name one, or one query for each"
+                f"{query} has the sinks {' and '.join(sink_names)}: name one, or one query for each"
             )
         if output_mode not in _MODES:
             raise InvalidTopology(
@@ -64,7 +63,7 @@ class SparkQuery(SparkSpout):
         self.each_batch = each_batch
         self.batch_args: Mapping[str, Any] = batch_args or {}
         self.output_mode = output_mode
-        self._emits = not given and not format
+        self._emits = not sink_names and not format
 
     @classmethod
     def _check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
@@ -74,28 +73,31 @@ class SparkQuery(SparkSpout):
         except (TypeError, InvalidTopology) as error:
             raise InvalidTopology(f"{owner}: {error}") from None
         if query._emits and not outputs:
-            wrong = "neither a sink nor outputs: give table, path, each_batch or format, or outputs"
-        elif not query._emits and outputs:
-            wrong = "a sink and outputs: remove one of them"
-        elif not query._emits and par > 1:
-            wrong = f"a sink and par={par}: one task owns a query"
-        else:
-            return
-        raise InvalidTopology(f"{owner} has {wrong}")
+            raise InvalidTopology(
+                f"{owner} has neither a sink nor outputs: "
+                "give table, path, each_batch or format, or outputs"
+            )
+        if not query._emits and outputs:
+            raise InvalidTopology(f"{owner} has a sink and outputs: remove one of them")
+        if not query._emits and par > 1:
+            raise InvalidTopology(f"{owner} has a sink and par={par}: one task owns a query")
 
     def deactivate(self) -> None:
-        """Stop the query, unless its rows go to the topology: then Spark waits for the open
-        batch.
+        """Stop the query, unless its rows go to the topology.
+
+        Rows to the topology wait in Spark, with the open batch.
         """
         if not self._emits:
-            # After an error one may go on unknown to this task, or one of the task before it: they
-            # are sought.
-            self._halting = not self._stop_query() and bool(self._code or self._session)
+            # After an error a query may still run that this task has no handle of, or one of the
+            # task before it: :meth:`_keep_query` finds and stops them.
+            is_stopped = self._stop_query()
+            self._halting = not is_stopped and bool(self._code or self._session)
             self._retry_at = 0.0
 
     def activate(self) -> None:
-        """Let the query start again."""
-        self._halting, self._retry_at = False, 0.0
+        """Let the query restart."""
+        self._halting = False
+        self._retry_at = 0.0
 
     def _on_clock(self) -> None:
         if self._halting:
@@ -105,9 +107,8 @@ class SparkQuery(SparkSpout):
         if self._emits:
             writer = super()._writer(frame)
         elif self.each_batch:
-            function = make_batch_function(
-                self.each_batch, self.batch_args, self._archive_to_ship()
-            )
+            archive = self._archive_to_ship()
+            function = make_batch_function(self.each_batch, self.batch_args, archive)
             writer = frame.writeStream.foreachBatch(function)
         else:
             writer = frame.writeStream.format(self.format or "parquet")
@@ -122,8 +123,9 @@ class SparkQuery(SparkSpout):
 def make_batch_function(
     reference: str, args: Mapping[str, Any], archive: bytes
 ) -> Callable[[Any, int], None]:
-    """Create the ``foreachBatch`` function that calls ``module:function`` of the topology's
-    archive.
+    """Create the ``foreachBatch`` function that calls ``module:function``.
+
+    The function is in the topology's archive. It is nested so that Spark ships it by value.
     """
     load = make_loader(archive)
 

@@ -1,6 +1,7 @@
-"""Spark session of a worker process, shared by all Spark components in it, and errors of Spark.
+"""Spark session of a worker process, and errors of Spark.
 
-It is never the session that plans placements. The conf names the cluster:
+All Spark components of the process share the session. It is never the session that plans
+placements. The conf names the cluster:
 ``topology.spark.remote``, else the cluster's ``spark.remote`` (Spark Connect), else
 ``spark.master`` (classic). The topology's archive is added to the session as an artifact, so that
 the user's functions can be imported there. pyspark is imported when a Spark component opens.
@@ -40,18 +41,27 @@ from storm_dagster.spark.link import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Error messages of a lost server or an expired session.
+_log = logging.getLogger(__name__)
+_START = "start it, or set topology.spark.remote / spark.master to one that runs"
 _SESSION_LOSS = re.compile(
     "|".join(SESSION_GONE) + "|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
-    "failed to connect to|RETRIES_EXCEEDED|No active Spark session|SparkContext was shut down|stopped SparkContext"
+    "failed to connect to|RETRIES_EXCEEDED|No active Spark session|SparkContext was shut down|"
+    "stopped SparkContext"
 )
+"""Error messages of a lost server or an expired session."""
 _SLOW_START = "Python worker failed to connect back"
-# What Spark says of a checkpoint whose query had other state or other sources, and of one with two
-# runs.
 _CHANGED = re.compile(
-    "STATEFUL_OPERATOR_NOT_MATCH|SCHEMA_NOT_COMPATIBLE|schema for existing state|sources in the checkpoint"
+    "STATEFUL_OPERATOR_NOT_MATCH|SCHEMA_NOT_COMPATIBLE|schema for existing state|"
+    "sources in the checkpoint"
 )
+"""Error messages of a checkpoint whose query had other state or other sources."""
 _TAKEN = re.compile("CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|with same id is already active")
+"""Error messages of a checkpoint with two runs."""
+_MAX_REPORTED = 20
+_START_TRIES = 3
+_lock = threading.RLock()
+_sessions: dict[tuple[str, str, str], Any] = {}
+"""(kind of target, URL, code) -> session."""
 
 
 class ErrorsOnce:
@@ -70,30 +80,33 @@ class ErrorsOnce:
         if key in self._reported:
             return
         # Spark's messages may contain a number that changes each time.
-        if len(self._reported) < 20:
+        if len(self._reported) < _MAX_REPORTED:
             self._reported.add(key)
         self._component.raise_exception(error)
 
     def clear(self) -> None:
-        """Note a success: later errors are reported again."""
+        """Register a success, after which each error is reported once more."""
         self._reported.clear()
 
 
 def is_session_loss(error: BaseException, session: Any) -> bool:
-    """Whether session or server is gone, as the session says, if given: an error of a user's may
-    read like that.
+    """True if the error means that session or server is gone.
+
+    With a ``session``, a job of it must fail, too: an error of the user's code may have a similar
+    text.
     """
-    texts = [f"{type(cause).__name__}: {cause}" for cause in _causes(error)]
-    similar = any(_SESSION_LOSS.search(text) for text in texts)
-    return similar and (session is None or not answers(session))
+    messages = [f"{type(cause).__name__}: {cause}" for cause in _causes(error)]
+    if not any(_SESSION_LOSS.search(message) for message in messages):
+        return False
+    return session is None or not answers(session)
 
 
 def answers(session: Any) -> bool:
     """True if Spark runs a job of the session."""
     try:
-        for (kind, url, _), own in [*_sessions.items()]:
-            if own is session and kind == "remote":
-                # At once: a call to a server that is gone takes two seconds.
+        for (kind, url, _), own_session in list(_sessions.items()):
+            if own_session is session and kind == "remote":
+                # The probe fails at once: a call to a server that is gone takes two seconds.
                 probe(url)
         return session.range(1).count() == 1
     except Exception:
@@ -101,7 +114,7 @@ def answers(session: Any) -> bool:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error, and the errors that it was raised from, or while they were handled."""
+    """The error and its chain of causes and contexts."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:
@@ -110,110 +123,110 @@ def _causes(error: BaseException) -> list[BaseException]:
     return causes
 
 
-def again_if_slow(call: Callable[[], Any]) -> Any:
-    """Its result; a Python process that Spark has started for it and that came too late gets two
-    more chances.
-    """
-    for last in (False, False, True):
+def retry_slow_start(call: Callable[[], Any]) -> Any:
+    """Call, at most three times while a Python process of Spark starts too slowly."""
+    tries = 1
+    while True:
         try:
             return call()
         except Exception as error:
-            if last or _SLOW_START not in str(error):
+            if tries == _START_TRIES or _SLOW_START not in str(error):
                 raise
-            _log.info("Spark waited in vain for its Python process: it starts another one")
+            _log.info("the Python process of Spark did not start in time: it starts another one")
+        tries += 1
 
 
 def missing_connector(error: BaseException, version: str) -> str | None:
     """The remedy, if the error is that Spark lacks a data source; else ``None``."""
-    found = re.search(r"Failed to find (?:the )?data source: ([^\s.]+(?:\.[^\s.]+)*)", str(error))
-    if found is None:
+    match = re.search(r"Failed to find (?:the )?data source: ([^\s.]+(?:\.[^\s.]+)*)", str(error))
+    if match is None:
         return None
-    name = found[1]
-    package = (
-        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
-        if name == "kafka"
-        else "GROUP:ARTIFACT:VERSION"
-    )
+    name = match[1]
+    if name == "kafka":
+        package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
+    else:
+        package = "GROUP:ARTIFACT:VERSION"
     return (
-        f"Spark has no data source {name!r}: add its connector where Spark starts, spark.jars.packages: {package} "
-        "(in storm.yaml for the embedded server, in topology.spark.conf with spark.master, spark-submit --packages for a "
-        "server of your own), or register a Python data source in the source function"
+        f"Spark has no data source {name!r}: add its connector where Spark starts, "
+        f"spark.jars.packages: {package} (in storm.yaml for the embedded server, in "
+        "topology.spark.conf with spark.master, spark-submit --packages for a server of your own), "
+        "or register a Python data source in the source function"
     )
 
 
 def is_taken(error: BaseException) -> bool:
-    """Whether Spark says that another run of the query uses its checkpoint."""
+    """True if the error is that another run of the query uses its checkpoint."""
     return _TAKEN.search(str(error)) is not None
 
 
 def query_error(
-    error: Exception, what: str, checkpoint: str, version: str, session: Any = None
+    error: Exception, subject: str, checkpoint: str, version: str, session: Any = None
 ) -> StormDagsterError:
-    """The error of a streaming query in one sentence with the remedy. ``what`` names component,
-    task and function.
+    """The error of a streaming query in one sentence with the remedy.
 
-    :class:`InvalidTopology` if the query is wrong whenever it runs, :class:`Conflict` if another
-    run has its checkpoint, else :class:`Unavailable`.
+    ``subject`` names component, task and function. Returns :class:`InvalidTopology` if the query
+    fails whenever it runs, :class:`Conflict` if another run has its checkpoint, else
+    :class:`Unavailable`.
     """
     if isinstance(error, StormDagsterError):
         return error
-    text, cause = str(error), innermost(error)
+    text = str(error)
+    cause = innermost(error)
     missing = missing_connector(error, version)
     if missing is not None:
-        return InvalidTopology(f"{what}: {missing}")
+        return InvalidTopology(f"{subject}: {missing}")
     if _SLOW_START in text:
         return Unavailable(
-            f"{what}: no Python process of Spark's started within 10 s, so its host is too busy ({cause})"
+            f"{subject}: no Python process of Spark's started within 10 s, "
+            f"so its host is too busy ({cause})"
         )
     if "STREAM_FAILED" not in text and is_session_loss(error, session):
         return Unavailable(
-            f"{what}: Spark is out of reach ({cause}): start it; the query goes on from the checkpoint"
+            f"{subject}: Spark is out of reach ({cause}): "
+            "start it; the query continues from the checkpoint"
         )
     if _CHANGED.search(text):
         return InvalidTopology(
-            f"{what} cannot continue from checkpoint {checkpoint} ({cause}): undo the change of its sources, grouping or "
-            "state, or name a new checkpoint, with which everything is read again"
+            f"{subject} cannot continue from checkpoint {checkpoint} ({cause}): "
+            "undo the change of its sources, grouping or state, or name a new checkpoint, "
+            "with which all data is read once more"
         )
     if is_taken(error):
         return Conflict(
-            f"{what}: another run of the query uses checkpoint {checkpoint}: give each a checkpoint of its own"
+            f"{subject}: another run of the query uses checkpoint {checkpoint}: "
+            "give each its own checkpoint"
         )
-    if (
-        type(error).__name__ in ("AnalysisException", "ParseException")
-        or "STREAM_FAILED" not in text
-    ):
+    is_refused = type(error).__name__ in ("AnalysisException", "ParseException")
+    if is_refused or "STREAM_FAILED" not in text:
         return InvalidTopology(
-            f"{what}: Spark refuses the query or its sink ({cause}): correct it; it is tried again"
+            f"{subject}: Spark refuses the query or its sink ({cause}): correct it; it is retried"
         )
     return Unavailable(
-        f"{what}: a batch failed ({cause}): it is repeated from the checkpoint until it succeeds"
+        f"{subject}: a batch failed ({cause}): it is repeated from the checkpoint until it succeeds"
     )
 
 
 def innermost(error: BaseException) -> str:
-    """The line that says what happened: of a Python traceback the one below its last frame, else
-    the first.
+    """The line of an error that names its cause.
+
+    Of a Python traceback it is the line below its last frame, else the first line.
     """
+    name = type(error).__name__
     details = getattr(error, "details", None)
     if callable(details) and details():
         # An error of gRPC: the first line of its text is "<_InactiveRpcError of RPC that terminated
         # with:".
-        return f"{type(error).__name__}: {details():.500}"
-    lines = str(error).partition("\n\nJVM stacktrace:")[0].splitlines() or [""]
+        return f"{name}: {details():.500}"
+    lines = str(error).partition("\n\nJVM stacktrace:")[0].splitlines()
     frames = [number for number, line in enumerate(lines) if line.lstrip().startswith('File "')]
-    below = (
-        [line for line in lines[frames[-1] :] if line.strip() and not line[0].isspace()]
-        if frames
-        else lines
-    )
-    line = next(filter(str.strip, below or lines), "").strip()
-    return f"{type(error).__name__}: {line:.500}" if line else type(error).__name__
-
-
-_log = logging.getLogger(__name__)
-_START = "start it, or set topology.spark.remote / spark.master to one that runs"
-_lock = threading.RLock()
-_sessions: dict[tuple[str, str, str], Any] = {}
+    if frames:
+        below = lines[frames[-1] :]
+        unindented = [line for line in below if line.strip() and not line[0].isspace()]
+        lines = unindented or lines
+    for line in lines:
+        if line.strip():
+            return f"{name}: {line.strip():.500}"
+    return name
 
 
 def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
@@ -238,12 +251,12 @@ def worker_session(
 ) -> "SparkSession":
     """The session of this process for that conf, created at first use.
 
-    :class:`Unavailable` if Spark is not reachable, or does not take the archive.
+    Raises :class:`Unavailable` if Spark is not reachable, or does not accept the archive.
 
     ``archive`` is the topology's archive; a session gets it once. With ``code``, the id of the
-    topology's code, all workers share a Connect session that outlives them, so that one finds the
-    queries that another one started. ``cluster_servers`` are the URLs that the cluster's conf
-    names: no other server gets the cluster's token.
+    topology's code, all workers share a Connect session that outlives them, so that a worker finds
+    the queries that another worker started. ``cluster_servers`` are the URLs that the cluster's
+    conf names: no other server gets the cluster's token.
     """
     target = spark_target(conf)
     with _lock:
@@ -259,8 +272,9 @@ def worker_session(
 def drop_worker_session(conf: Mapping[str, Any], lost: Any = None, code: str = "") -> None:
     """Drop the lost session of that conf and code: the next use creates a new one.
 
-    With ``lost``, only if it is still the current one: another component may have replaced it. The
-    new session gets a new id, because a stopped Connect session id is refused forever.
+    With ``lost``, only if it is still the current session: another component may have replaced it.
+    The new session gets a new id, because Spark permanently refuses the id of a stopped Connect
+    session.
     """
     target = spark_target(conf)
     with _lock:
@@ -274,36 +288,43 @@ def drop_worker_session(conf: Mapping[str, Any], lost: Any = None, code: str = "
 def outage(conf: Mapping[str, Any], error: BaseException) -> Unavailable:
     """The error of a component whose session was lost.
 
-    It names where Spark is, why it is out of reach, and the remedy.
+    It names Spark's address, the cause, and the remedy.
     """
-    where = spark_target(conf)[1]
-    return Unavailable(
-        mask_text(f"Spark at {where} is out of reach ({innermost(error)}): {_START}")
-    )
+    url = spark_target(conf)[1]
+    return Unavailable(mask_text(f"Spark at {url} is out of reach ({innermost(error)}): {_START}"))
 
 
 def _abandon(session: Any, target: tuple[str, str]) -> None:
     """Close this process's side of a session whose server may be gone."""
     try:
-        # Stopping a Connect session would retry for long if its server is gone, which drops an idle
-        # session by itself.
-        session.client.close() if target[0] == "remote" else session.stop()
+        if target[0] == "remote":
+            # Not stop(), which would retry for long if the server is gone. A server that runs drops
+            # the idle session.
+            session.client.close()
+        else:
+            session.stop()
     except Exception as error:
         _log.info("the lost Spark session did not stop cleanly: %s", error)
 
 
 def release_sessions() -> None:
-    """Release the sessions that end with this process, for one that ends without exit hooks, as
-    workers do.
+    """Release the sessions that end with this process.
+
+    A process that ends without exit hooks calls it, as workers do.
     """
-    for (kind, url, code), session in [*_sessions.items()]:
-        if kind == "remote" and not code and ";session_id=" not in url:
+    for (kind, url, code), session in list(_sessions.items()):
+        if kind == "remote" and not code and not _has_session_id(url):
             release_session(session, url)
 
 
+def _has_session_id(url: str) -> bool:
+    return ";session_id=" in url
+
+
 def archive_of(context: Any) -> Path | None:
-    """The topology's packed archive on this host, beside the unpacked one, or ``None`` in a
-    harness.
+    """The topology's packed archive on this host, beside the unpacked one.
+
+    ``None`` in a harness.
     """
     unpacked = getattr(context, "archive", None)
     return Path(unpacked).parent / "stormjar.jar" if unpacked else None
@@ -315,8 +336,9 @@ def cluster_servers_of(context: Any) -> Sequence[str]:
 
 
 def resolve_function(reference: str) -> Any:
-    """The function that ``"module:function"`` names; :class:`InvalidTopology` when there is
-    none.
+    """The function that ``"module:function"`` names.
+
+    Raises :class:`InvalidTopology` if it does not exist.
     """
     module_name, colon, name = reference.partition(":")
     if not colon or not module_name or not name:
@@ -331,13 +353,14 @@ def resolve_function(reference: str) -> Any:
 
 
 def check_function(reference: Any, owner: str) -> None:
-    """Raise :class:`InvalidTopology` if ``reference`` names no function, as far as its module can
-    be imported here.
+    """Raise :class:`InvalidTopology` if ``reference`` does not name a function.
+
+    A module that cannot be imported on this host is not checked.
     """
     try:
         resolve_function(str(reference))
     except InvalidTopology as error:
-        # A module may need what only the workers have.
+        # A module may need packages that only the workers have.
         if not isinstance(error.__context__, ImportError):
             raise InvalidTopology(f"{owner}: {error.message}") from None
 
@@ -352,47 +375,54 @@ def _connect(
         from pyspark.sql import SparkSession
 
     kind, url = target
-    named = ";session_id=" in url
-    # The owner of a query asks for its last reports every second, a hundred unless this is set.
-    extra = {"spark.sql.streaming.numRecentProgressUpdates": "20"}
-    extra |= {
-        str(key): str(value) for key, value in dict(conf.get("topology.spark.conf") or {}).items()
-    }
+    # The owner of a query fetches its last reports every second; the default is a hundred.
+    spark_conf = {"spark.sql.streaming.numRecentProgressUpdates": "20"}
+    for key, value in dict(conf.get("topology.spark.conf") or {}).items():
+        spark_conf[str(key)] = str(value)
     # Inherited from a parent process, this would override the conf.
     os.environ.pop("SPARK_REMOTE", None)
     try:
         if kind == "remote":
             probe(url)
-            proven = with_spark_token(url, cluster_servers)
-            for number in itertools.count():
-                try:
-                    return _attach(
-                        proven,
-                        query_session_id(code, number) if code else str(uuid.uuid4()),
-                        extra,
-                        not (code or named),
-                    )
-                except Exception as error:
-                    if not code or named or "SESSION_CLOSED" not in str(error):
-                        raise
+            return _connect_remote(with_spark_token(url, cluster_servers), spark_conf, code)
         # Inherited too, this would make pyspark connect to a Connect server.
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
-        builder = SparkSession.builder.master(url).appName(
-            str(conf.get("topology.name") or "topology")
-        )
-        return builder.config(map={"spark.ui.enabled": "false", **extra}).getOrCreate()
+        app_name = str(conf.get("topology.name") or "topology")
+        builder = SparkSession.builder.master(url).appName(app_name)
+        return builder.config(map={"spark.ui.enabled": "false", **spark_conf}).getOrCreate()
     except Exception as error:
-        why = innermost(error)
+        cause = innermost(error)
         remedy = _START
-        if named and "SESSION_CLOSED" in why:
-            remedy = "a closed session's id is refused for ever, so name another session_id in the URL, or none"
-        raise Unavailable(mask_text(f"Spark at {url} does not answer ({why}): {remedy}")) from error
+        if _has_session_id(url) and "SESSION_CLOSED" in cause:
+            remedy = (
+                "the id of a closed session is refused permanently, "
+                "so name another session_id in the URL, or none"
+            )
+        message = f"Spark at {url} does not answer ({cause}): {remedy}"
+        raise Unavailable(mask_text(message)) from error
 
 
-def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> Any:
-    """The Connect session of that id, created if there is none.
+def _connect_remote(url: str, spark_conf: Mapping[str, str], code: str) -> Any:
+    """The Connect session of the code, or without it one of this process.
 
-    ``url`` has the token, if the server gets one. With ``own`` the session ends with this process.
+    A session id in ``url`` has precedence over both. Only a session of this process ends with it.
+    ``url`` has the token, if the server gets one.
+    """
+    if not code:
+        return _attach(url, str(uuid.uuid4()), spark_conf, own=not _has_session_id(url))
+    for number in itertools.count():
+        try:
+            return _attach(url, query_session_id(code, number), spark_conf, own=False)
+        except Exception as error:
+            if _has_session_id(url) or "SESSION_CLOSED" not in str(error):
+                raise
+
+
+def _attach(url: str, session_id: str, spark_conf: Mapping[str, str], own: bool) -> Any:
+    """The Connect session of that id, created if it does not exist.
+
+    An id in ``url`` has precedence. ``url`` has the token, if the server gets one. With ``own`` the
+    session ends with this process.
     """
     from pyspark.sql import SparkSession
 
@@ -400,10 +430,10 @@ def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> A
     # Before the first call, so that the builder gets no conf: it would send that first.
     limit_retries(session)
     try:
-        session.conf._set_all(configs=dict(extra), silent=True)
+        session.conf._set_all(configs=dict(spark_conf), silent=True)
         session.range(1).count()
     except Exception:
-        # A bolt that waits for Spark comes again every few seconds: what it leaves would add up.
+        # A bolt that waits for Spark retries every few seconds: open clients would add up.
         session.client.close()
         raise
     close_at_exit(session, url if own else "")
@@ -411,34 +441,36 @@ def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> A
 
 
 def _provide_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
-    """Add the archive; :class:`Unavailable` if that fails.
+    """Add the archive to the session.
 
-    Then the session is given up.
+    If that fails, the session is abandoned and :class:`Unavailable` is raised.
     """
     try:
         _add_archive(session, target, archive)
     except Exception as error:
         _abandon(session, target)
-        what = (
-            f"Spark at {target[1]} does not take the archive of the topology ({innermost(error)})"
+        message = (
+            f"Spark at {target[1]} does not take the archive of the topology "
+            f"({innermost(error)}): look at its log, and at the free disk of its host"
         )
-        raise Unavailable(
-            mask_text(f"{what}: look at its log, and at the free disk of its host")
-        ) from error
+        raise Unavailable(mask_text(message)) from error
 
 
 def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
-    """Add the archive as an artifact: a copy named ``.zip``, since Spark identifies Python archives
-    by suffix.
+    """Add the archive as an artifact.
+
+    It is a copy named ``.zip``, since Spark identifies Python archives by suffix.
     """
     from pyspark import SparkFiles
 
-    with tempfile.TemporaryDirectory(prefix="storm-artifact-") as folder:
-        # A local Spark compares it with its own copy at each job: it stays in the folder that goes
-        # with the driver.
-        remote = target[0] == "remote"
-        copy = (
-            Path(folder if remote else Path(SparkFiles.getRootDirectory()).parent) / "topology.zip"
-        )
+    if target[0] == "remote":
+        with tempfile.TemporaryDirectory(prefix="storm-artifact-") as folder:
+            copy = Path(folder) / "topology.zip"
+            shutil.copyfile(archive, copy)
+            add_python_archive(session, copy)
+    else:
+        # A local Spark compares the file with its own copy at each job: it stays in the folder that
+        # ends with the driver.
+        copy = Path(SparkFiles.getRootDirectory()).parent / "topology.zip"
         shutil.copyfile(archive, copy)
-        add_python_archive(session, copy) if remote else session.sparkContext.addPyFile(str(copy))
+        session.sparkContext.addPyFile(str(copy))

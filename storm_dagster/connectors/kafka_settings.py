@@ -1,0 +1,34 @@
+"""Settings of librdkafka for the clients of a Kafka source."""
+
+from collections.abc import Mapping
+from typing import Any
+
+FIXED_SETTINGS = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
+"""Settings that the conf must not change."""
+
+
+def default_settings(context: Any, label: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of librdkafka that the conf may override."""
+    defaults: dict[str, Any] = {
+        "group.id": f"{context.topology_name}.{context.component}",
+        "client.id": label.replace(" ", "-"),
+        "queued.max.messages.kbytes": 16_384,
+        # A small record takes 400 bytes, which are not counted: so the queue is bounded by the size
+        # of two responses.
+        "queued.min.messages": 10_000,
+        "fetch.message.max.bytes": 131_072,
+        "fetch.queue.backoff.ms": 50,
+        # A partition that was full may wait as long, until the fetch of the others is answered.
+        "fetch.wait.max.ms": 100,
+        # By default a broker that hangs would be an error only after a minute.
+        "socket.timeout.ms": 10_000,
+    }
+    if "message.max.bytes" not in settings:
+        # Librdkafka refuses a limit of fetches below the message.max.bytes of a sink.
+        defaults["fetch.max.bytes"] = 1_000_000
+    return defaults
