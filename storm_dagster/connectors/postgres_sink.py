@@ -91,8 +91,10 @@ class PostgresSink:
         """
         with client_library("postgres"):
             import psycopg
+            from psycopg import sql
             from psycopg.types.json import Json, Jsonb
         self._psycopg = psycopg
+        self._sql = sql
         self._json = Jsonb
         self._json_wrappers = (Json, Jsonb)
         settings = {**_SETTINGS, **client_settings(conf, self._prefix)}
@@ -169,7 +171,7 @@ class PostgresSink:
 
     def _run(self, statement: str, *values: Any) -> Any:
         """Run a statement on the table of tokens."""
-        sql = self._psycopg.sql
+        sql = self._sql
         return self._db.execute(sql.SQL(statement).format(sql.Identifier(_TOKENS_TABLE)), values)
 
     def _is_row_error(self, error: Exception) -> bool:
@@ -251,7 +253,7 @@ class PostgresSink:
 
     def _read_json_columns(self) -> dict[str, str]:
         """Types of the columns that hold JSON; none if the table does not exist."""
-        sql = self._psycopg.sql
+        sql = self._sql
         table = sql.Identifier(*self._table.split(".")).as_string(self._db)
         return dict(self._db.execute(_JSON_COLUMNS, [table]).fetchall())
 
@@ -275,7 +277,7 @@ class PostgresSink:
         return self._json_columns.get(column)
 
     def _placeholder(self, name: str) -> Any:
-        sql = self._psycopg.sql
+        sql = self._sql
         column_type = self._json_type(name)
         if column_type is None:
             return sql.Placeholder()
@@ -283,7 +285,7 @@ class PostgresSink:
         return sql.SQL("{}::pg_catalog." + column_type).format(sql.Placeholder())
 
     def _statement(self, names: Sequence[str], key: Sequence[str]) -> Any:
-        sql = self._psycopg.sql
+        sql = self._sql
         comma = sql.SQL(", ")
         update = sql.SQL("{0} = excluded.{0}")
         updates = [update.format(sql.Identifier(name)) for name in names if name not in key]
