@@ -94,7 +94,7 @@ class PostgresSink:
             from psycopg import sql
             from psycopg.types.json import Json, Jsonb
         self._psycopg = psycopg
-        self._sql = sql
+        self._sql: Any = sql
         self._json = Jsonb
         self._json_wrappers = (Json, Jsonb)
         settings = {**_SETTINGS, **client_settings(conf, self._prefix)}
