@@ -198,7 +198,8 @@ def build_spec(
 def _check_checkpoint(component_id: str, folder: Any, owners: dict[Any, str]) -> None:
     """Register the checkpoint folder of a spout in ``owners``.
 
-    ``owners`` maps folders to component ids. Raises :class:`InvalidTopology` if another spout has the same folder.
+    ``owners`` maps folders to component ids. Raises :class:`InvalidTopology` if another spout has
+    the same folder.
     """
     if not folder:
         return

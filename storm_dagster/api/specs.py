@@ -121,7 +121,8 @@ A single one, a list (shuffled), or a map from them to groupings.
 class Spec:
     """A spout or bolt with its inputs, parallelism and conf.
 
-    ``Component.spec(...)`` creates it. Everything is checked when the topology is built, so that errors can name the component.
+    ``Component.spec(...)`` creates it. Everything is checked when the topology is built, so that
+    errors can name the component.
     """
 
     def __init__(

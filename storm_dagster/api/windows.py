@@ -41,8 +41,9 @@ def _count_or_ms(subject: str, count: int | None, secs: float | None) -> tuple[s
 class Window:
     """Definition of windows.
 
-    Create it by :meth:`tumbling`, :meth:`sliding` or :meth:`session`. A window in time ends at a multiple of its interval (since 1970) and contains timestamps after
-    ``end - length`` and not after ``end``.
+    Create it by :meth:`tumbling`, :meth:`sliding` or :meth:`session`. A window in time ends at a
+    multiple of its interval (since 1970) and contains timestamps after ``end - length`` and not
+    after ``end``.
     """
 
     conf: Mapping[str, Any]

@@ -123,7 +123,8 @@ class PostgresSink:
                 update = "update {} set token = %s where owner = %s and epoch = %s"
                 if self._run(update, token, self._owner, self._epoch).rowcount != 1:
                     raise Unavailable(
-                        f"{self._owner} was opened elsewhere, and writes to {self._table} from there"
+                        f"{self._owner} was opened elsewhere, "
+                        f"and writes to {self._table} from there"
                     )
             self._checks_constraints = False
 

@@ -58,10 +58,11 @@ def assets_of(system: str, *names: str) -> list[str]:
 def client_settings(conf: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Settings of a client library, from the conf.
 
-    They are the keys of ``conf`` that begin with ``prefix``, without it. A conf must not contain secrets, because pages and logs show it. ``KEY.file`` names a file of
-    the worker's host, whose content without surrounding white space is the value, and ``KEY.env`` a
-    variable of the worker's environment. Raises :class:`InvalidRequest` if the conf contains a
-    secret, or has it twice, or if it cannot be read.
+    They are the keys of ``conf`` that begin with ``prefix``, without it. A conf must not contain
+    secrets, because pages and logs show it. ``KEY.file`` names a file of the worker's host, whose
+    content without surrounding white space is the value, and ``KEY.env`` a variable of the worker's
+    environment. Raises :class:`InvalidRequest` if the conf contains a secret, or has it twice, or
+    if it cannot be read.
     """
     settings: dict[str, Any] = {}
     for name, value in sorted(conf.items()):

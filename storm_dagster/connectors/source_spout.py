@@ -283,8 +283,9 @@ class SourceSpout(Spout):
             span = SPAN * self._tracker.max_open
             self.raise_exception(
                 RuntimeError(
-                    f"{open_record} failed {open_record.tries} times and is retried permanently: its "
-                    f"partition stops {span} records after it (on_poison of the source is block)"
+                    f"{open_record} failed {open_record.tries} times and is retried permanently: "
+                    f"its partition stops {span} records after it "
+                    "(on_poison of the source is block)"
                 )
             )
 

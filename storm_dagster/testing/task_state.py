@@ -12,8 +12,8 @@ from storm_dagster.worker.state.task_store import TaskStore, TaskView, task_fold
 def open_task_state(folder: Path, topology: str, component: str, task: int) -> TaskState:
     """Open the state of a task as its worker does.
 
-    ``folder`` is ``topology.state.dir``. From then on a worker that has it open is refused: to read the state of a running topology, use
-    :func:`read_task_states`.
+    ``folder`` is ``topology.state.dir``. From then on a worker that has it open is refused: to read
+    the state of a running topology, use :func:`read_task_states`.
     """
     path = task_folder(folder, topology, component, task)
     return TaskState(TaskStore(open_task_log(path, lambda: True)))
@@ -22,8 +22,8 @@ def open_task_state(folder: Path, topology: str, component: str, task: int) -> T
 def read_task_states(folder: Path, topology: str, component: str) -> dict[int, TaskState]:
     """Current saved state of each task of a component, by task id.
 
-    Its ``save`` is refused. ``folder`` is ``topology.state.dir``, or any folder above it, such as the HOME of a cluster. The
-    tasks may run.
+    Its ``save`` is refused. ``folder`` is ``topology.state.dir``, or any folder above it, such as
+    the HOME of a cluster. The tasks may run.
     """
     component_folder = task_folder(Path(), topology, component, 0).parent
     states: dict[int, TaskState] = {}

@@ -1,9 +1,10 @@
 """Harness that runs a topology in this process on fixed tuples.
 
-It is for tests of components, and deterministic. It is the worker's own code (groupings, acking, replay, batching, windows, state) without sockets
-and ZooKeeper. All tasks run in the calling thread, always in the same order; blocking components
-keep their threads. With ``simulated=True`` only :meth:`TopologyHarness.advance` moves time, so that
-the test controls ticks, windows, checkpoints and timeouts.
+It is for tests of components, and deterministic. It is the worker's own code (groupings, acking,
+replay, batching, windows, state) without sockets and ZooKeeper. All tasks run in the calling
+thread, always in the same order; blocking components keep their threads. With ``simulated=True``
+only :meth:`TopologyHarness.advance` moves time, so that the test controls ticks, windows,
+checkpoints and timeouts.
 """
 
 import time

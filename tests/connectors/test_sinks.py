@@ -387,7 +387,7 @@ def test_refused_rows_fail_if_nothing_reads_them(topology: type[Topology]) -> No
         harness.run()
         # The harness reads all streams. Rows of the first batches came before this.
         for task in harness.tasks("write"):
-            task._is_read = False
+            task._rejected_is_read = False
         harness.give("numbers", ["k", 33], ["k", 50])
         result = harness.advance(4)
     assert 40 in result.failed["numbers"] and 41 in result.acked["numbers"] and 50 in STORE.rows

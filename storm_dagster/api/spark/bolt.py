@@ -36,10 +36,11 @@ _MAX_LOSSES = 5
 class SparkBolt(Bolt):
     """Bolt that runs a function on micro-batches of tuples, as DataFrames.
 
-    The function runs on the cluster's Spark. ``function`` names ``"module:function"``, called as ``function(frame, **args)`` with a DataFrame
-    whose columns are ``schema`` (Spark DDL; without it, the fields of the input's stream with types
-    that Arrow infers). It returns ``None``, or a DataFrame with a column for each of the bolt's
-    ``outputs``; its rows are emitted, anchored to the whole batch.
+    The function runs on the cluster's Spark. ``function`` names ``"module:function"``, called as
+    ``function(frame, **args)`` with a DataFrame whose columns are ``schema`` (Spark DDL; without
+    it, the fields of the input's stream with types that Arrow infers). It returns ``None``, or a
+    DataFrame with a column for each of the bolt's ``outputs``; its rows are emitted, anchored to
+    the whole batch.
 
     A batch is cut at ``batch_tuples`` tuples, at ``batch_bytes`` bytes of strings and bytes in them
     (each other value counts as eight), or after ``batch_secs`` seconds. Its tuples are acked when
@@ -344,8 +345,9 @@ class SparkBolt(Bolt):
         missing = [name for name in self._fields if name not in result.columns]
         if missing:
             raise _WrongResult(
-                f"{self._subject}: {self.function} returns columns {list(result.columns)}, the bolt "
-                f"declares {self._fields}: add {missing} to the DataFrame, or change outputs"
+                f"{self._subject}: {self.function} returns columns {list(result.columns)}, "
+                f"the bolt declares {self._fields}: "
+                f"add {missing} to the DataFrame, or change outputs"
             )
         if result.columns != self._fields:
             result = result.select(*self._fields)

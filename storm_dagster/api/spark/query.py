@@ -13,12 +13,13 @@ _MODES = ("append", "complete", "update")
 class SparkQuery(SparkSpout):
     """Component that owns a streaming query, which runs on Spark as a whole.
 
-    Its sources, joins, windows and watermarks, state and sink run there. ``query`` names ``"module:function"``, called as ``function(spark, **args)``, which returns a
-    streaming DataFrame. Its rows go to a ``table`` of Spark's catalog; to files of ``format`` (by
-    default Parquet) at ``path``; to a sink of ``format`` alone, such as ``"kafka"``; or to
-    ``each_batch``, ``"module:function"``, called beside the Spark server as ``function(frame,
-    batch_id, **batch_args)``: a batch that is repeated has the same id and the same rows. Without a
-    sink, they are emitted to the topology as by a :class:`SparkSpout`.
+    Its sources, joins, windows and watermarks, state and sink run there. ``query`` names
+    ``"module:function"``, called as ``function(spark, **args)``, which returns a streaming
+    DataFrame. Its rows go to a ``table`` of Spark's catalog; to files of ``format`` (by default
+    Parquet) at ``path``; to a sink of ``format`` alone, such as ``"kafka"``; or to ``each_batch``,
+    ``"module:function"``, called beside the Spark server as ``function(frame, batch_id,
+    **batch_args)``: a batch that is repeated has the same id and the same rows. Without a sink,
+    they are emitted to the topology as by a :class:`SparkSpout`.
 
     One task owns the query, and stops it when the topology is deactivated or the task closes; a
     batch that runs at that time is repeated. Rows of batches that have ended count as emitted and

@@ -40,10 +40,10 @@ Also the pause of a task that has lost its checkpoint.
 class SparkSpout(Spout):
     """Spout of the rows of a streaming DataFrame.
 
-    Its checkpoint advances only after the rows are acked. ``source`` names a function ``"module:function"`` that is called with the Spark session (and
-    ``args``) and returns a streaming DataFrame; its columns of the names of ``outputs`` become the
-    tuple's values. ``checkpoint`` is a folder or URL that the Spark server can reach and that
-    outlives the worker.
+    Its checkpoint advances only after the rows are acked. ``source`` names a function
+    ``"module:function"`` that is called with the Spark session (and ``args``) and returns a
+    streaming DataFrame; its columns of the names of ``outputs`` become the tuple's values.
+    ``checkpoint`` is a folder or URL that the Spark server can reach and that outlives the worker.
 
     Rows of one micro-batch are kept until the last of them is acked; a failed row is replayed from
     memory, and after a crash Spark repeats the batch from the checkpoint: at least once. The task
@@ -186,7 +186,8 @@ class SparkSpout(Spout):
     def _on_peer_message(self, task: int, values: Sequence[Any]) -> None:
         """Handle a message of another task of this component.
 
-        The owner gets addresses, the other tasks get the owner's secret. The links between workers are encrypted if the cluster is secured.
+        The owner gets addresses, the other tasks get the owner's secret. The links between workers
+        are encrypted if the cluster is secured.
         """
         endpoint = self._endpoint
         if endpoint is None:
@@ -260,7 +261,8 @@ class SparkSpout(Spout):
     def _check_query(self, now: float) -> bool:
         """Report the progress of the query. True if it runs.
 
-        False if it ended without an error. Raises the error of the query, or :class:`Conflict` if another task owns its checkpoint.
+        False if it ended without an error. Raises the error of the query, or :class:`Conflict` if
+        another task owns its checkpoint.
         """
         is_active = self._query.isActive
         self._report_progress()
