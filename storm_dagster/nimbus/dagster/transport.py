@@ -274,7 +274,8 @@ class DagsterTransport:
     def require_life(self) -> None:
         """Raise :class:`Unavailable` if the webserver does not answer in time.
 
-        The request is the cheapest one. An address that is unknown or refuses the connection is left to the call that follows.
+        The request is the cheapest one. An address that is unknown or refuses the connection is
+        left to the call that follows.
         """
         access = self._access()
         if access is None:
