@@ -210,8 +210,9 @@ def submit(
 def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]) -> None:
     """Run MODULE of ARCHIVE as a program that submits topologies.
 
-    Its calls of submit_topology upload ARCHIVE. The program is run in this process as ``python -m MODULE ARGS`` would, with the unpacked archive
-    first on the path and STORM_JAR naming the archive.
+    Its calls of submit_topology upload ARCHIVE. The program is run in this process, as
+    ``python -m MODULE ARGS`` would run it, with the unpacked archive first on the path and
+    STORM_JAR naming the archive.
     """
     from storm_dagster.client.submission import STORM_JAR
     from storm_dagster.packaging.unpack import unpack_archive

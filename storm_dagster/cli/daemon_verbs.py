@@ -152,9 +152,9 @@ def zookeeper(
 ) -> None:
     """Run the embedded ZooKeeper server (from pyspark's jars).
 
-    With "secure" this closes the nodes of a stopped cluster instead. After that only the cluster's user in ZooKeeper (storm.zookeeper.auth.payload, or one
-    derived from the secret) reads and writes them. It may be repeated, and is needed once after a
-    secret was set or changed.
+    With "secure" this closes the nodes of a stopped cluster instead. After that only the cluster's
+    user in ZooKeeper (storm.zookeeper.auth.payload, or one derived from the secret) reads and
+    writes them. It may be repeated, and is needed once after a secret was set or changed.
     """
     if action == "secure":
         _secure_nodes(invocation)
@@ -226,8 +226,9 @@ def spark(
 ) -> None:
     """Run the embedded Spark Connect server, or a part of a standalone cluster.
 
-    Spark comes from pyspark's jars. "master" and "worker" make a standalone cluster, on which the Connect server runs its jobs if
-    spark.connect.master names it. All three need the same secret: storm.secret.file, or one HOME.
+    Spark comes from pyspark's jars. "master" and "worker" make a standalone cluster, on which the
+    Connect server runs its jobs if spark.connect.master names it. All three need the same secret:
+    storm.secret.file, or one HOME.
     """
     from storm_dagster.spark.server import (
         settings_of,
@@ -380,9 +381,9 @@ def worker(invocation: Invocation, spec: Path) -> None:
 def web(invocation: Invocation, workspace: Path, host: str | None, port: int) -> int:
     """Serve Dagster's UI and GraphQL to this user or to administrators.
 
-    With storm.secret administrators may use them. DAGSTER_HOME names the instance. Pages of other sites are refused. Unlike dagster-webserver it
-    may listen beyond loopback: a browser prompts for a password, which is a token of `storm-dagster
-    token create --scope admin`.
+    With storm.secret administrators may use them. DAGSTER_HOME names the instance. Pages of other
+    sites are refused. Unlike dagster-webserver it may listen beyond loopback: a browser prompts for
+    a password, which is a token of `storm-dagster token create --scope admin`.
     """
     conf, home = _prepare(invocation)
     if not os.environ.get("DAGSTER_HOME"):
@@ -430,10 +431,10 @@ def code(
 ) -> None:
     """Run Dagster's code server, with runs as forks of a warm process.
 
-    The warm process has loaded the libraries. The server is `dagster api grpc`, for a code location that workspace.yaml names as a grpc_server.
-    Each process that can connect to the socket or port can execute code as this user: a socket
-    belongs into a folder of this user, a port is open to every user of this machine. Its cluster
-    is that of --home.
+    The warm process has loaded the libraries. The server is `dagster api grpc`, for a code location
+    that workspace.yaml names as a grpc_server. Each process that can connect to the socket or port
+    can execute code as this user: a socket belongs into a folder of this user, a port is open to
+    every user of this machine. Its cluster is that of --home.
     """
     if invocation.conf_dir is not None or invocation.overrides:
         raise InvalidRequest(

@@ -30,8 +30,8 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
     """Check webserver, code location, storage and daemon of the Dagster.
 
     It is the Dagster of ``dagster.graphql.*``. Uses nimbus's credentials; each query has
-    ``timeout`` seconds. The first result is the worst; the advice on its settings comes last. Without
-    a configured Dagster there are no results.
+    ``timeout`` seconds. The first result is the worst; the advice on its settings comes last.
+    Without a configured Dagster there are no results.
     """
     try:
         access = DagsterAccess.of(conf)

@@ -290,7 +290,8 @@ def _parse_expiry(text: str) -> int:
 def token_create(invocation: Invocation, scope: Scope, expires: str) -> None:
     """Make a token from the cluster's secret.
 
-    It is for Authorization: Bearer, or the password of Basic. The cluster stores no tokens: one ends with its time, or when the secret is changed.
+    It is for Authorization: Bearer, or the password of Basic. The cluster stores no tokens: one
+    ends with its time, or when the secret is changed.
     """
     secs = _parse_expiry(expires)
     secret = Security.of(invocation.conf).secret

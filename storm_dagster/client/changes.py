@@ -213,7 +213,7 @@ def drain_hosts(
     if reasons:
         texts = [f"{name}: {reason}" for name, reason in sorted(reasons.items())]
         raise Unavailable(
-            f"not empty, {', '.join(sorted(hosts))} stay blacklisted, and their workers keep running: "
-            f"{'; '.join(texts)}"
+            f"not empty, {', '.join(sorted(hosts))} stay blacklisted, and their workers keep "
+            f"running: {'; '.join(texts)}"
         )
     return names

@@ -257,7 +257,8 @@ class Authentication:
     def _authorize(self, caller: Caller, scope: Scope) -> None:
         if self.administrators_only:
             raise NotAuthorized(
-                f"{caller} is not permitted to do this: it is for administrators (`storm-dagster token create --scope admin`)"
+                f"{caller} is not permitted to do this: it is for administrators "
+                "(`storm-dagster token create --scope admin`)"
             )
         if caller.scope is not None:
             if not allows(caller.scope, scope["method"], scope["path"]):

@@ -79,8 +79,8 @@ class AnnouncedName:
         addresses = {str(info[4][0]) for info in infos}
         if self._bound not in addresses:
             raise Unavailable(
-                f"{self._host} (storm.local.hostname) is now {', '.join(sorted(addresses))}, and this daemon listens on "
-                f"{self._bound}, where no client looks for it: restart it"
+                f"{self._host} (storm.local.hostname) is now {', '.join(sorted(addresses))}, and "
+                f"this daemon listens on {self._bound}, where no client looks for it: restart it"
             )
 
     def run(self, ended: threading.Event, stop: threading.Event) -> None:

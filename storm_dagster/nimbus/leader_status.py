@@ -75,8 +75,8 @@ class LeaderStatus:
                     f"{snapshot.leader} at {snapshot.leader_http or 'its HTTP address'}"
                 )
             raise NotLeading(
-                f"nimbus {self.me} does not lead, and no other nimbus does at the moment: try again "
-                "in a few seconds"
+                f"nimbus {self.me} does not lead, and no other nimbus does at the moment: try "
+                "again in a few seconds"
             )
         if claimed is not None and claimed != epoch:
             raise Fenced(

@@ -268,8 +268,8 @@ class ZkSession:
             )
         if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
             return Misconfigured(
-                f"ZooKeeper refuses {action}, for lack of permission: check the credentials and the "
-                "ACL of the node (storm-dagster daemon zookeeper secure sets all of them)"
+                f"ZooKeeper refuses {action}, for lack of permission: check the credentials and "
+                "the ACL of the node (storm-dagster daemon zookeeper secure sets all of them)"
             )
         if isinstance(error, exceptions.KazooException) and not isinstance(error, _EXPECTED_ERRORS):
             return Conflict(

@@ -120,8 +120,8 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
 
     ``wake`` arguments are one-shot: called once without arguments, from ZooKeeper's thread, at the
     next change of the nodes that are read, or when changes may have been missed (every reconnection
-    issues all of them). They may only set an event, and the next read must pass them once more. They
-    are hints: a reader must also reread everything from time to time.
+    issues all of them). They may only set an event, and the next read must pass them once more.
+    They are hints: a reader must also reread everything from time to time.
     """
 
     def __init__(self, state: ClusterState, cluster_id: str, *, owns_state: bool) -> None:

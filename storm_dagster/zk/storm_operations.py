@@ -42,8 +42,8 @@ class StormOperations(StormClusterState):
     They are for tools that use these names, not for daemons: a write is fenced only with the
     leadership ``epoch`` of its writer, and then raises ``Fenced`` once that epoch is over. A
     ``callback`` is one-shot: it is called once, at the next change, or when events may have been
-    lost, and the next read must pass it once more. A later callback for the same path replaces it. It
-    runs in ZooKeeper's thread and must only set an event.
+    lost, and the next read must pass it once more. A later callback for the same path replaces it.
+    It runs in ZooKeeper's thread and must only set an event.
     """
 
     def _begin(self, epoch: int | None) -> Transaction:

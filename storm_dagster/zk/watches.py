@@ -48,9 +48,10 @@ class _PathWatch:
 class WatchSlots:
     """The callbacks that wait for an event, one slot for each path.
 
-    A callback is removed before it is called, so that it runs once; the next read must register
-    it once more. The *callback* of a slot is replaced by a later one (Storm's rule); *wakes* accumulate,
-    so that several loops of one process can wait for the same node. All methods are thread-safe.
+    A callback is removed before it is called, so that it runs once; the next read must register it
+    once more. The *callback* of a slot is replaced by a later one (Storm's rule); *wakes*
+    accumulate, so that several loops of one process can wait for the same node. All methods are
+    thread-safe.
     """
 
     def __init__(self) -> None:

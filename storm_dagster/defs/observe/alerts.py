@@ -18,8 +18,8 @@ from storm_dagster.defs.observe.sensors import read_cursor
 
 _MAX_OPEN = 64
 _MAX_TICK_SECS = 30.0
-# After this time the failure of a check is a new problem, since a check that is no longer defined is
-# not evaluated.
+# After this time the failure of a check is a new problem, since a check that is no longer defined
+# is not evaluated.
 _FORGET_SECS = 86_400
 
 

@@ -1,8 +1,8 @@
 """Client of Dagster by plain HTTP, without an import of dagster.
 
-It launches and reads runs. If Dagster does not respond within ``timeout`` seconds (5 in nimbus), the call raises
-:class:`Unavailable`; a request that Dagster refuses raises :class:`InvalidRequest`. No call is
-retried here: the caller knows if there is another way. If there is none
+It launches and reads runs. If Dagster does not respond within ``timeout`` seconds (5 in nimbus),
+the call raises :class:`Unavailable`; a request that Dagster refuses raises :class:`InvalidRequest`.
+No call is retried here: the caller knows if there is another way. If there is none
 (:meth:`DagsterClient.launch_once`), a Dagster that is alive gets more time to launch a run, because
 on a busy machine it is slow, not unreachable.
 """

@@ -81,8 +81,8 @@ class EventStore:
     def _undefined_text(self) -> str:
         site = self._nimbus.dagster.site
         return (
-            f"is stored in the cluster's Dagster at {site}, where events of a declared topology go. "
-            "That Dagster does not define the asset, so no batch asset starts: add "
+            f"is stored in the cluster's Dagster at {site}, where events of a declared topology "
+            "go. That Dagster does not define the asset, so no batch asset starts: add "
             "build_storm_defs to the code location that defines it, and set dagster.graphql.url "
             "and dagster.location to that Dagster"
         )

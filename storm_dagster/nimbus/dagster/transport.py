@@ -81,8 +81,8 @@ class DagsterAccess:
         )
         if invalid_names:
             raise Misconfigured(
-                f"dagster.graphql.headers: header {invalid_names[0]!r:.80} is not one line of ASCII "
-                "text: quote its value"
+                f"dagster.graphql.headers: header {invalid_names[0]!r:.80} is not one line of "
+                "ASCII text: quote its value"
             )
         file = conf.get("dagster.graphql.token.file")
         public_url, login = _split_login(str(address))
@@ -141,8 +141,8 @@ class DagsterAccess:
             )
         if response.is_redirect:
             return Misconfigured(
-                f"Dagster at {self.url} sends nimbus to another page ({status}), as a login page or "
-                f"a moved address does: {_CREDENTIALS_REMEDY}, or correct dagster.graphql.url"
+                f"Dagster at {self.url} sends nimbus to another page ({status}), as a login page "
+                f"or a moved address does: {_CREDENTIALS_REMEDY}, or correct dagster.graphql.url"
             )
         if status in (404, 405):
             return Misconfigured(
@@ -274,7 +274,8 @@ class DagsterTransport:
     def require_life(self) -> None:
         """Raise :class:`Unavailable` if the webserver does not answer in time.
 
-        The request is the cheapest one. An address that is unknown or refuses the connection is left to the call that follows.
+        The request is the cheapest one. An address that is unknown or refuses the connection is
+        left to the call that follows.
         """
         access = self._access()
         if access is None:

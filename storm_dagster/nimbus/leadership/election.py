@@ -35,9 +35,10 @@ One failure may only mean that the machine is busy.
 class Election:
     """Election of this nimbus.
 
-    :meth:`run_once` is called at each wake-up and every five seconds, in one thread. ``initialize(epoch)`` is the leader's initialization. If it raises, or an
-    attempt fails in another way, leadership is dropped, the reason is logged, and this nimbus waits
-    as a follower for 1, 2, 4 ... 60 s before the next attempt, while another nimbus may lead.
+    :meth:`run_once` is called at each wake-up and every five seconds, in one thread.
+    ``initialize(epoch)`` is the leader's initialization. If it raises, or an attempt fails in
+    another way, leadership is dropped, the reason is logged, and this nimbus waits as a follower
+    for 1, 2, 4 ... 60 s before the next attempt, while another nimbus may lead.
     """
 
     def __init__(self, nimbus: Nimbus, sync: BlobSync, initialize: Callable[[int], None]) -> None:

@@ -160,5 +160,6 @@ def _check_acl(meta: Any) -> None:
         if is_user and (entry.access or 0) != _READ_WRITE_ADMIN:
             raise RefusedCall(
                 f"access {entry.access} of user {entry.name!r:.80} would not be enforced: "
-                "blobs here are open to every client that reaches nimbus; leave the list of rights out"
+                "blobs here are open to every client that reaches nimbus; leave out the list of "
+                "rights"
             )

@@ -167,7 +167,8 @@ def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
             "`storm-dagster blacklist remove HOST`"
         )
     raise Unavailable(
-        f"topology {topology.base.name!r} is not changed, because no host may take its tasks: {reason}"
+        f"topology {topology.base.name!r} is not changed, because no host may take its tasks: "
+        f"{reason}"
     )
 
 

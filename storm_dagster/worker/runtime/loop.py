@@ -387,7 +387,8 @@ class Loop:
         if request.history is not None:
             if self.engine.master is None:
                 raise Unavailable(
-                    "the topology master does not run in this worker now: repeat the request in a moment"
+                    "the topology master does not run in this worker now: "
+                    "repeat the request in a moment"
                 )
             return self.engine.master.table.history.answer(request.history)
         return {"pid": os.getpid(), "status": self.status()}
@@ -396,7 +397,8 @@ class Loop:
         runner = self.engine.runners.get(query.task)
         if not isinstance(runner, SpoutBase) or runner.status != "running":
             raise Unavailable(
-                f"spout task {query.task} is not open in this worker now: repeat the request in a moment"
+                f"spout task {query.task} is not open in this worker now: "
+                "repeat the request in a moment"
             )
         return runner.letters.answer(query)
 

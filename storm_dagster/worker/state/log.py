@@ -297,7 +297,8 @@ class StateLog:
             try:
                 os.ftruncate(self._file, self.size)
             except OSError:
-                # The rejected bytes would be before the next checkpoint: no further one is appended.
+                # The rejected bytes would be before the next checkpoint: no further one is
+                # appended.
                 self.close()
             raise
         self.size += len(raw)
