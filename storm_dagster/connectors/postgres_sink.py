@@ -92,8 +92,8 @@ class PostgresSink:
         with client_library("postgres"):
             import psycopg
             from psycopg.types.json import Json, Jsonb
-        self._psycopg = psycopg
-        self._json = Jsonb
+        self._psycopg: Any = psycopg
+        self._json: Any = Jsonb
         self._json_wrappers = (Json, Jsonb)
         settings = {**_SETTINGS, **client_settings(conf, self._prefix)}
         self._db = psycopg.connect(**settings, autocommit=True)
