@@ -398,7 +398,7 @@ def test_a_host_that_cannot_be_drained_is_named_with_every_reason(peers: list[Pe
         assert "moves:" not in str(refused.value)
         peer.scripted["/v1/topologies/moves"] = [topology("moves", "h1")]
         with pytest.raises(
-            Unavailable, match="moves: workers are there whose supervisor cannot stop them"
+            Unavailable, match="moves: it has workers that their supervisor cannot stop"
         ):
             drain_hosts(nimbus, ["h1"])
         peer.scripted["/v1/topologies"] = [(200, {"topologies": [{"name": "other"}]})]
