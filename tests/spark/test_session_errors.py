@@ -62,8 +62,8 @@ def test_a_closed_session_that_the_url_names_is_tried_once_and_named(
 ) -> None:
     tries: list[Any] = []
 
-    def closed(url: str, session_id: str, extra: Any, ends: bool) -> None:
-        tries.append(ends)
+    def closed(url: str, session_id: str, extra: Any, own: bool) -> None:
+        tries.append(own)
         raise Exception(
             "[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid"
             if len(tries) < 4
