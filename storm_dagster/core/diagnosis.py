@@ -1,13 +1,13 @@
-"""Diagnosis of a running topology: from its snapshot to findings, each with its remedy. Pure.
+"""Diagnosis of a running topology. Pure.
 
-A finding names one thing to change. A bolt that waits for a slower one downstream is not named: it
-is held back.
+It turns the snapshot of a topology into findings, each with its remedy. A finding names one thing
+to change. A bolt that waits for a slower one downstream is not named: it is held back.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
 from storm_dagster.model.amounts import compact, duration, percent
@@ -30,14 +30,22 @@ _BUSY = 0.8
 """Share of time in execute from which a task is busy."""
 _BACKLOG_SECS = 0.5
 """Seconds of work in the queues of a component from which it is behind."""
-_STUCK_TUPLES, _STUCK_SECS = 16, 10.0
+_STUCK_TUPLES = 16
+"""Tuples that wait for a component without a rate, from which it is stuck."""
+_STUCK_SECS = 10.0
+"""Backlog of a component that is stuck."""
 _SKEW = 3.0
+"""Rate of the busiest task by the median of its component, above which it has a skew."""
 _SLOWER = 2.0
+"""Time for a tuple by that on other hosts, from which a host is slow."""
 _FAILING = 0.01
+"""Share of tuple trees that fail, from which it is a finding."""
 _NEAR_TIMEOUT = 0.8
+"""Share of the message timeout above which a p99 latency is a finding."""
 _RESTARTS = 2
+"""Restarts of a worker in the last ten minutes from which they are a finding."""
 _STARTING_SECS = 30
-"""A topology younger than this has no findings: its figures have only begun."""
+"""A topology younger than this has no findings: its metrics have only begun."""
 _ERRORS_SECS = 600
 """An error that is older than this is not the newest one."""
 _TABLE = load_table(__name__, "findings")
@@ -45,12 +53,12 @@ _TABLE = load_table(__name__, "findings")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to know about a topology, and what to do."""
+    """A problem or a note about a topology, with its remedy."""
 
     kind: FindingKind
     severity: Literal["warning", "note"]
     component: str
-    """Empty for one of the whole topology."""
+    """Empty for a finding about the whole topology."""
     text: str
     remedy: str
 
@@ -59,23 +67,31 @@ class Finding:
         return asdict(self)
 
 
-def _finding(which: str, component: str = "", **given: object) -> Finding:
-    row = _TABLE[which]
-    text, remedy = (row[part].format(component=component, **given) for part in ("text", "remedy"))
-    return Finding(row.get("kind", which), row.get("severity", "warning"), component, text, remedy)
+def _finding(row_name: str, component: str = "", **values: object) -> Finding:
+    """The finding of a row of the table, with the values for the fields of its texts."""
+    row = _TABLE[row_name]
+    return Finding(
+        kind=row.get("kind", row_name),
+        severity=row.get("severity", "warning"),
+        component=component,
+        text=row["text"].format(component=component, **values),
+        remedy=row["remedy"].format(component=component, **values),
+    )
 
 
 def diagnose(topology: TopologySnapshot) -> list[Finding]:
-    """The findings, the most important first; empty for a topology that keeps up and loses
-    nothing, that is not active, or that is just starting.
+    """The findings, the most important first.
+
+    Empty for a topology that keeps up and loses no tuple, that is not active, or that is just
+    starting.
     """
     if topology.status != "ACTIVE" or topology.uptime_secs < _STARTING_SECS:
         return []
     if not topology.reported:
-        where = f" on {topology.master.address}" if topology.master else ""
-        return [_finding("silent-master", where=where, name=topology.name)]
+        address = f" on {topology.master.address}" if topology.master else ""
+        return [_finding("silent-master", where=address, name=topology.name)]
     if not topology.measured:
-        return []  # Of a worker of the first release, which measures no rates.
+        return []  # Workers of the first release measure no rates.
     return _findings_of_rates(topology)
 
 
@@ -103,7 +119,7 @@ class _TaskLoad(NamedTuple):
 
     task: int
     worker: str
-    """``host:port``; the tasks of a worker take turns."""
+    """Address ``host:port`` of its worker, whose tasks take turns."""
     rate: float
     busy: float
 
@@ -117,6 +133,7 @@ def _loads(part: ComponentSnapshot) -> list[_TaskLoad]:
 
 
 def _waiting(part: ComponentSnapshot) -> float:
+    """Tuples in the queues of its tasks."""
     return part.flow.waiting or 0
 
 
@@ -126,95 +143,127 @@ def busy_of(part: ComponentSnapshot) -> float:
 
 
 def backlog_secs(part: ComponentSnapshot) -> float:
-    """Time that its tasks need for what waits for them now."""
+    """Seconds that its tasks need for the tuples that wait for them now."""
     loads = _loads(part)
     rate = sum(load.rate for load in loads)
     if not rate:
-        # Nothing was executed lately, and more waits than what has just arrived.
+        # No tuple was executed lately, and more wait than have just arrived.
         return _STUCK_SECS if _waiting(part) >= _STUCK_TUPLES else 0.0
-    return _waiting(part) * sum(load.busy for load in loads) / rate / len(loads)
+    secs_per_tuple = sum(load.busy for load in loads) / rate
+    return _waiting(part) * secs_per_tuple / len(loads)
 
 
 def upstream_of(component: str, components: Mapping[str, ComponentSnapshot]) -> set[str]:
-    """Everything that a component reads, directly or not."""
+    """The components whose tuples a component reads, directly or not."""
     return reachable(component, {name: part.sources for name, part in components.items()})
+
+
+_WorkerShares: TypeAlias = "Mapping[str, Mapping[str, float]]"
+"""Worker -> component -> share of time that its tasks in the worker spend in ``execute``."""
 
 
 def _slow_components(topology: TopologySnapshot) -> Iterator[Finding]:
     parts = {part.id: part for part in _parts(topology)}
+    shares = _worker_shares(parts.values())
     bolts = [part for part in parts.values() if part.kind == "bolt" and _loads(part)]
-    shares: dict[str, dict[str, float]] = {}
-    for part in parts.values():
-        for load in _loads(part):
-            by_component = shares.setdefault(load.worker, {})
-            by_component[part.id] = by_component.get(part.id, 0.0) + load.busy
     behind = {part.id for part in bolts if backlog_secs(part) >= _BACKLOG_SECS}
     busy = {part.id for part in bolts if busy_of(part) >= _BUSY}
     slow = {_culprit(parts[name], shares) for name in behind | busy}
-    above = {name: upstream_of(name, parts) for name in slow}
+    upstream = {name: upstream_of(name, parts) for name in slow}
     worst_first = sorted(
         (parts[name] for name in slow),
         key=lambda part: (-backlog_secs(part), -busy_of(part), part.id),
     )
     for part in worst_first:
-        # Who feeds a bolt that is behind waits for it. In a cycle each is upstream of the other:
-        # the worst is named.
-        others = (behind & slow) - {part.id}
-        if any(
-            part.id in above[other] and not _worse(part, parts[other], above) for other in others
-        ):
-            continue
-        yield _slow_component(part, topology, shares)
+        rivals = [parts[name] for name in behind & slow if name != part.id]
+        if not any(_waits_for(part, rival, upstream) for rival in rivals):
+            yield _slow_component(part, topology, shares)
 
 
-def _culprit(part: ComponentSnapshot, shares: Mapping[str, Mapping[str, float]]) -> str:
-    """The component itself if it is busy, else the one that takes most of the time of its
+def _worker_shares(parts: Iterable[ComponentSnapshot]) -> _WorkerShares:
+    shares: dict[str, dict[str, float]] = {}
+    for part in parts:
+        for load in _loads(part):
+            by_component = shares.setdefault(load.worker, {})
+            by_component[part.id] = by_component.get(part.id, 0.0) + load.busy
+    return shares
+
+
+def _culprit(part: ComponentSnapshot, shares: _WorkerShares) -> str:
+    """The component to change for one that is behind.
+
+    It is the component itself if it is busy, else the one that takes most of the time of its
     workers.
     """
     if busy_of(part) >= _BUSY:
         return part.id
-    there: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for worker in {load.worker for load in _loads(part)}:
         for name, share in shares[worker].items():
-            there[name] = there.get(name, 0.0) + share
-    return max(there, key=lambda name: (there[name], name == part.id))
+            totals[name] = totals.get(name, 0.0) + share
+    return max(totals, key=lambda name: (totals[name], name == part.id))
+
+
+def _waits_for(
+    part: ComponentSnapshot, rival: ComponentSnapshot, upstream: Mapping[str, set[str]]
+) -> bool:
+    """True if ``part`` feeds ``rival``, which is behind and holds it back.
+
+    In a cycle each is upstream of the other: then the one that is less behind waits.
+    """
+    if part.id not in upstream[rival.id]:
+        return False
+    if rival.id not in upstream[part.id]:
+        return True
+    return (backlog_secs(part), part.id) <= (backlog_secs(rival), rival.id)
 
 
 def _slow_component(
-    part: ComponentSnapshot, topology: TopologySnapshot, shares: Mapping[str, Mapping[str, float]]
+    part: ComponentSnapshot, topology: TopologySnapshot, shares: _WorkerShares
 ) -> Finding:
-    held = max(
-        (spout.flow.held or 0.0 for spout in _parts(topology) if spout.kind == "spout"), default=0.0
-    )
     loads = _loads(part)
+    rates = [load.rate for load in loads]
     busiest = max(loads, key=lambda load: (load.busy, load.rate))
     worker_load = min(1.0, sum(shares[busiest.worker].values()))
+    symptoms = _symptoms(part, topology, worker_load)
+    if len(rates) > 1 and busiest.rate > _SKEW * max(median(rates), 0.1 * busiest.rate):
+        return _finding(
+            "skew",
+            part.id,
+            task=busiest.task,
+            share=percent(busiest.rate / sum(rates)),
+            tasks=len(rates),
+            how=symptoms,
+        )
+    return _finding("bottleneck", part.id, how=symptoms, what=_more_resources(part, topology))
+
+
+def _symptoms(part: ComponentSnapshot, topology: TopologySnapshot, worker_load: float) -> str:
+    """Description of a slow component.
+
+    ``worker_load`` is the load of the worker of its busiest task, from 0 to 1.
+    """
     busy = busy_of(part)
     text = f"its busiest task is in execute {percent(min(1.0, busy))} of the time"
     if busy < _BUSY <= worker_load:
         text += f" in a worker that is busy {percent(worker_load)}"
-    text += f", {compact(_waiting(part))} tuples wait" if _waiting(part) else ""
-    text += f", and spouts are held back {percent(held)} of the time" if held >= 0.05 else ""
-    rates = [load.rate for load in loads]
-    if len(rates) > 1 and busiest.rate > _SKEW * max(median(rates), 0.1 * busiest.rate):
-        share = percent(busiest.rate / sum(rates))
-        return _finding("skew", part.id, task=busiest.task, share=share, tasks=len(rates), how=text)
+    waiting = _waiting(part)
+    if waiting:
+        text += f", {compact(waiting)} tuples wait"
+    spouts = [spout for spout in _parts(topology) if spout.kind == "spout"]
+    held = max((spout.flow.held or 0.0 for spout in spouts), default=0.0)
+    if held >= 0.05:
+        text += f", and spouts are held back {percent(held)} of the time"
+    return text
+
+
+def _more_resources(part: ComponentSnapshot, topology: TopologySnapshot) -> str:
+    """The rebalance that gives a bottleneck more workers or executors."""
     command = f"storm-dagster rebalance {topology.name}"
-    if busy < _BUSY:
-        remedy = f"the topology more workers: `{command} -n {len(topology.workers) + 1}`"
-    else:
-        more = max(part.parallelism + 1, round(part.parallelism * 1.5))
-        remedy = f"it more executors: `{command} -e {part.id}={more}`"
-    return _finding("bottleneck", part.id, how=text, what=remedy)
-
-
-def _worse(
-    part: ComponentSnapshot, rival: ComponentSnapshot, above: Mapping[str, set[str]]
-) -> bool:
-    """True if two are upstream of each other and ``part`` is further behind."""
-    if rival.id not in above[part.id]:
-        return False
-    return (backlog_secs(part), part.id) > (backlog_secs(rival), rival.id)
+    if busy_of(part) < _BUSY:
+        return f"the topology more workers: `{command} -n {len(topology.workers) + 1}`"
+    executors = max(part.parallelism + 1, round(part.parallelism * 1.5))
+    return f"it more executors: `{command} -e {part.id}={executors}`"
 
 
 def _lag(topology: TopologySnapshot, slow: Collection[str]) -> Iterator[Finding]:
@@ -229,9 +278,12 @@ def _lag(topology: TopologySnapshot, slow: Collection[str]) -> Iterator[Finding]
                 remedy = f"{', '.join(slow)} holds it up: see there"
             yield _finding("lag", part.id, lag=compact(lag), rate=compact(growth), remedy=remedy)
         elif growth < 0 and lag / -growth > 60:
-            left = duration(lag / -growth)
             yield _finding(
-                "lag-shrinks", part.id, lag=compact(lag), rate=compact(-growth), left=left
+                "lag-shrinks",
+                part.id,
+                lag=compact(lag),
+                rate=compact(-growth),
+                left=duration(lag / -growth),
             )
 
 
@@ -240,17 +292,25 @@ def _failures(topology: TopologySnapshot) -> Iterator[Finding]:
         if part.kind != "spout":
             continue
         failed = part.flow.failed or 0.0
-        done = (part.flow.acked or 0.0) + failed
-        share = failed / done if done else 0.0
+        ended = (part.flow.acked or 0.0) + failed
+        share = failed / ended if ended else 0.0
         p99_ms = part.flow.p99_ms
         if p99_ms is not None and p99_ms > topology.timeout_secs * 1000 * _NEAR_TIMEOUT:
-            failing = f", and {percent(share)} fail" if share else ""
-            secs = {"secs": p99_ms / 1000, "timeout": topology.timeout_secs}
-            yield _finding("timing-out", part.id, failing=failing, **secs)
-        elif share >= _FAILING:
-            numbers = {"share": percent(share), "rate": compact(failed)}
             yield _finding(
-                "failing", part.id, newest=_newest_error(topology), name=topology.name, **numbers
+                "timing-out",
+                part.id,
+                failing=f", and {percent(share)} fail" if share else "",
+                secs=p99_ms / 1000,
+                timeout=topology.timeout_secs,
+            )
+        elif share >= _FAILING:
+            yield _finding(
+                "failing",
+                part.id,
+                share=percent(share),
+                rate=compact(failed),
+                newest=_newest_error(topology),
+                name=topology.name,
             )
 
 
@@ -262,38 +322,62 @@ def _newest_error(topology: TopologySnapshot) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line of an error, which names it in a Python traceback, cut at 200 characters."""
+    """The last line of an error, cut at 200 characters.
+
+    In a Python traceback this line names the error.
+    """
     lines = text.strip().splitlines()
     return lines[-1][:200] if lines else ""
 
 
 def _workers(topology: TopologySnapshot) -> Iterator[Finding]:
     for worker in topology.workers:
-        where = worker.address
         silent_secs = worker.silent_secs or 0.0
         if silent_secs > max(10.0, 4 * topology.report_secs):
-            yield _finding("blocked", worker=where, port=worker.port, silence=duration(silent_secs))
+            yield _finding(
+                "blocked",
+                worker=worker.address,
+                port=worker.port,
+                silence=duration(silent_secs),
+            )
         if worker.restarts is not None and worker.restarts >= _RESTARTS:
-            yield _finding("restarts", worker=where, restarts=worker.restarts, name=topology.name)
+            yield _finding(
+                "restarts",
+                worker=worker.address,
+                restarts=worker.restarts,
+                name=topology.name,
+            )
 
 
 def _slow_hosts(topology: TopologySnapshot) -> Iterator[Finding]:
-    """A host whose tasks take longer for a tuple than tasks of the same components on other hosts,
-    all of them.
+    """Findings about hosts whose tasks take longer for a tuple.
+
+    They are compared with the tasks of the same components on the other hosts. A host is slow if
+    it is so for all its components.
     """
     ratios: dict[str, list[float]] = {}
     for part in _parts(topology):
-        costs: dict[str, list[float]] = {}
-        for load in _loads(part):
-            if part.kind == "bolt" and load.rate >= 1 and load.busy >= 0.05:
-                host = load.worker.rpartition(":")[0]
-                costs.setdefault(host, []).append(load.busy / load.rate)
+        costs = _costs_by_host(part)
         for host, own_costs in costs.items():
-            others: list[float] = []
-            for other, other_costs in costs.items():
-                others += other_costs if other != host else []
-            if others:
-                ratios.setdefault(host, []).append(median(own_costs) / median(others))
+            costs_elsewhere: list[float] = []
+            for rival_host, rival_costs in costs.items():
+                if rival_host != host:
+                    costs_elsewhere += rival_costs
+            if costs_elsewhere:
+                ratio = median(own_costs) / median(costs_elsewhere)
+                ratios.setdefault(host, []).append(ratio)
     for host, host_ratios in sorted(ratios.items()):
         if min(host_ratios) >= _SLOWER:
             yield _finding("slow-host", host=host, ratio=median(host_ratios))
+
+
+def _costs_by_host(part: ComponentSnapshot) -> dict[str, list[float]]:
+    """Host -> seconds for a tuple, of each task that has enough work; of bolts only."""
+    costs: dict[str, list[float]] = {}
+    if part.kind != "bolt":
+        return costs
+    for load in _loads(part):
+        if load.rate >= 1 and load.busy >= 0.05:
+            host = load.worker.rpartition(":")[0]
+            costs.setdefault(host, []).append(load.busy / load.rate)
+    return costs

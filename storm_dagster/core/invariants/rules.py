@@ -1,12 +1,14 @@
-"""The rules of the invariants: I1 to I8. Pure; each yields (thing, reason) pairs, and its docstring
-is the rule in words.
+"""The rules of the invariants I1 to I8. Pure.
+
+Each yields (thing, reason) pairs, and its docstring is the rule in words.
 """
 
 from collections import Counter
 
 from storm_dagster.core.invariants.snapshot import (
     ClusterSnapshot,
-    Found,
+    GrayNodes,
+    Problems,
     Rule,
     Violation,
     rule_of,
@@ -18,6 +20,7 @@ from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import code_keys
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.slot import Slot
+from storm_dagster.model.view import TopologyView
 
 # -- I1: every task has one slot -------------------------------------------------------------------
 
@@ -30,24 +33,30 @@ from storm_dagster.model.slot import Slot
     ),
     by_view=True,
 )
-def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
+def one_slot_per_task(snapshot: ClusterSnapshot) -> Problems:
     """Every task of every topology has exactly one slot."""
     for topology in visible(snapshot.view):
         if topology.assignment is None or topology.tasks is None:
             continue
-        known = set(topology.tasks.component_of())
-        times = Counter(task for worker in topology.assignment.workers for task in worker.ids)
-        if twice := {task for task, count in times.items() if count > 1}:
-            yield title(topology), f"tasks {encode_ranges(twice)} stand in more than one slot"
-        if unknown := times.keys() - known:
+        tasks = set(topology.tasks.component_of())
+        slot_counts: Counter[int] = Counter()
+        for worker in topology.assignment.workers:
+            slot_counts.update(worker.ids)
+        duplicates = {task for task, count in slot_counts.items() if count > 1}
+        if duplicates:
+            yield title(topology), f"tasks {encode_ranges(duplicates)} stand in more than one slot"
+        unknown = slot_counts.keys() - tasks
+        if unknown:
             yield (
                 title(topology),
                 f"tasks {encode_ranges(unknown)} are assigned but belong to no component",
             )
-        if without := known - times.keys() - snapshot.unschedulable.get(topology.id, frozenset()):
+        unschedulable = snapshot.unschedulable.get(topology.id, frozenset())
+        missing = tasks - slot_counts.keys() - unschedulable
+        if missing:
             yield (
                 title(topology),
-                f"tasks {encode_ranges(without)} have no slot, and no reason says why",
+                f"tasks {encode_ranges(missing)} have no slot, and no reason says why",
             )
 
 
@@ -56,15 +65,15 @@ def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
     remedy="`storm-dagster rebalance NAME --reassign` for one of them",
     by_view=True,
 )
-def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
+def slots_not_shared(snapshot: ClusterSnapshot) -> Problems:
     """No slot is given to two topologies."""
     owners: dict[Slot, str] = {}
     for topology in snapshot.view.topologies.values():
         counts = Counter(worker.slot for worker in topology.workers)
         for slot, count in sorted(counts.items()):
-            other = owners.setdefault(slot, topology.id)
-            if other != topology.id:
-                yield f"slot {slot.key}", f"is given to {other} and to {topology.id}"
+            owner = owners.setdefault(slot, topology.id)
+            if owner != topology.id:
+                yield f"slot {slot.key}", f"is given to {owner} and to {topology.id}"
             if count > 1:
                 yield title(topology), f"lists slot {slot.key} {count} times"
 
@@ -78,7 +87,7 @@ def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
     by_view=True,
     heals=True,
 )
-def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
+def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Problems:
     """Every assigned slot belongs to a supervisor that lives and offers it."""
     for topology in visible(snapshot.view):
         for worker in topology.workers:
@@ -100,47 +109,45 @@ def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
     ),
     by_view=True,
 )
-def one_live_owner(snapshot: ClusterSnapshot) -> Found:
+def one_live_owner(snapshot: ClusterSnapshot) -> Problems:
     """At most one live process runs a task."""
     for topology in snapshot.view.topologies.values():
-        owner: dict[tuple[int, int], Slot] = {}
+        # With different versions of the assignment one of the two is handing the task over.
+        owners: dict[tuple[int, int], Slot] = {}
         for slot, worker in sorted(topology.live_workers.items()):
-            # With different versions of the assignment one of the two is handing the task over.
-            for task in decode_ranges(worker.tasks) if worker.status == "running" else ():
-                other = owner.setdefault((task, worker.version), slot)
-                if other != slot:
-                    yield (
-                        title(topology),
-                        f"task {task} runs in {other.key} and in {slot.key}",
-                    )
+            if worker.status != "running":
+                continue
+            for task in decode_ranges(worker.tasks):
+                owner = owners.setdefault((task, worker.version), slot)
+                if owner != slot:
+                    yield title(topology), f"task {task} runs in {owner.key} and in {slot.key}"
 
 
 @rule_of(
     "I2",
     remedy="end the process that `storm-dagster show` does not name",
 )
-def one_process_per_slot(snapshot: ClusterSnapshot) -> Found:
+def one_process_per_slot(snapshot: ClusterSnapshot) -> Problems:
     """At most one worker process runs in a slot, the one that holds its node."""
     if snapshot.processes is None:
         return
-    here = multimap((process.slot, process) for process in snapshot.processes)
-    for slot, found in sorted(here.items()):
-        if len(found) > 1:
-            pids = ", ".join(f"{part.pid} ({part.topology_id})" for part in found)
-            yield f"slot {slot.key}", f"{len(found)} worker processes run in it: {pids}"
+    by_slot = multimap((process.slot, process) for process in snapshot.processes)
+    for slot, processes in sorted(by_slot.items()):
+        if len(processes) > 1:
+            pids = ", ".join(f"{process.pid} ({process.topology_id})" for process in processes)
+            yield f"slot {slot.key}", f"{len(processes)} worker processes run in it: {pids}"
     for topology in snapshot.view.topologies.values():
         for slot, worker in sorted(topology.live_workers.items()):
-            found = here.get(slot, [])
-            if found and all(part.pid != worker.pid for part in found):
-                reason = (
-                    f"process {found[0].pid} runs in it, but process {worker.pid} holds its node"
-                )
-                yield f"slot {slot.key}", reason
+            processes = by_slot.get(slot, [])
+            if not processes or worker.pid in {process.pid for process in processes}:
+                continue
+            yield (
+                f"slot {slot.key}",
+                f"process {processes[0].pid} runs in it, but process {worker.pid} holds its node",
+            )
 
 
-_UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
-
-# -- I3: no orphans, nothing referenced is missing -------------------------------------------------
+# -- I3: no orphans, no missing parts --------------------------------------------------------------
 
 
 @rule_of(
@@ -148,11 +155,15 @@ _UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
     remedy="kill it and submit it again",
     by_view=True,
 )
-def base_implies_published(snapshot: ClusterSnapshot) -> Found:
+def base_implies_published(snapshot: ClusterSnapshot) -> Problems:
     """A topology that is visible has its tasks and its assignment."""
     for topology in visible(snapshot.view):
-        parts = (("task table", topology.tasks), ("assignment", topology.assignment))
-        if missing := [what for what, part in parts if part is None]:
+        missing: list[str] = []
+        if topology.tasks is None:
+            missing.append("task table")
+        if topology.assignment is None:
+            missing.append("assignment")
+        if missing:
             yield (
                 title(topology),
                 f"is {topology.base.status} but has no {' and no '.join(missing)}",
@@ -164,7 +175,7 @@ def base_implies_published(snapshot: ClusterSnapshot) -> Found:
     remedy="look at the node, then remove it or restore the ensemble's backup",
     by_view=True,
 )
-def records_intact(snapshot: ClusterSnapshot) -> Found:
+def records_intact(snapshot: ClusterSnapshot) -> Problems:
     """Every record of the cluster in ZooKeeper is readable."""
     yield from sorted(snapshot.view.corrupt.items())
 
@@ -175,21 +186,24 @@ def records_intact(snapshot: ClusterSnapshot) -> Found:
         "restart the supervisor of that slot; a worker alone ends itself when its lease is over"
     ),
 )
-def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
+def no_stray_processes(snapshot: ClusterSnapshot) -> Problems:
     """No worker runs for a slot that no assignment names."""
     for process in snapshot.processes or ():
         topology = snapshot.view.topologies.get(process.topology_id)
         slot = process.slot
         if any(f"/{process.topology_id}" in path for path in snapshot.view.corrupt):
-            continue  # Nothing is decided about a damaged topology, whose workers go on.
+            continue  # No decision is made about a damaged topology; its workers continue.
         if topology is None or topology.assignment is None:
             yield (
                 f"process {process.pid}",
                 f"runs in {slot.key} for {process.topology_id}, which is gone",
             )
         elif slot not in {worker.slot for worker in topology.assignment.workers}:
-            reason = f"runs in {slot.key} for {process.topology_id}, whose assignment names that slot no more"
-            yield f"process {process.pid}", reason
+            yield (
+                f"process {process.pid}",
+                f"runs in {slot.key} for {process.topology_id}, "
+                "whose assignment names that slot no more",
+            )
 
 
 # -- I4: code is stored and replicated -------------------------------------------------------------
@@ -199,7 +213,7 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
     "I4",
     remedy="start the nimbus that holds them, or submit the topology again",
 )
-def blobs_present(snapshot: ClusterSnapshot) -> Found:
+def blobs_present(snapshot: ClusterSnapshot) -> Problems:
     """Archive, conf and code of every topology are stored, each with its content hash."""
     if snapshot.blobs is None:
         return
@@ -214,17 +228,18 @@ def blobs_present(snapshot: ClusterSnapshot) -> Found:
     remedy="`storm-dagster status` shows which one lacks it; it fetches what it lacks by itself",
     heals=True,
 )
-def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
+def blobs_replicated(snapshot: ClusterSnapshot) -> Problems:
     """The code of every topology is on as many nimbuses as it wants, or on all there are."""
     if snapshot.copies is None:
         return
     for topology in visible(snapshot.view):
-        wanted = snapshot.wanted_copies.get(topology.id, 1)
+        wanted_copies = snapshot.wanted_copies.get(topology.id, 1)
         for key in code_keys(topology.code_dir):
-            if snapshot.copies.get(key, 0) < wanted:
+            copies = snapshot.copies.get(key, 0)
+            if copies < wanted_copies:
                 yield (
                     title(topology),
-                    f"blob {key} is held by {snapshot.copies.get(key, 0)} nimbuses of {wanted}",
+                    f"blob {key} is held by {copies} nimbuses of {wanted_copies}",
                 )
 
 
@@ -235,7 +250,7 @@ def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
     "I5",
     remedy="ZooKeeper's data was replaced by an older copy: restore the newest, or submit again",
 )
-def epoch_rises(snapshot: ClusterSnapshot) -> Found:
+def epoch_rises(snapshot: ClusterSnapshot) -> Problems:
     """Nothing was written in an epoch that was never led, and no state went back."""
     for token, record in sorted((snapshot.tokens or {}).items()):
         if record.epoch > snapshot.view.epoch:
@@ -245,13 +260,16 @@ def epoch_rises(snapshot: ClusterSnapshot) -> Found:
             )
     if snapshot.former is None:
         return
-    before, now = snapshot.former.view, snapshot.view
-    if before.cluster_id != now.cluster_id:
-        yield f"cluster {now.cluster_id}", f"stands where cluster {before.cluster_id} stood"
-    elif now.epoch < before.epoch or now.assignments_version < before.assignments_version:
-        went = f"went back from epoch {before.epoch}, placement {before.assignments_version} "
-        now_at = f"to epoch {now.epoch}, placement {now.assignments_version}"
-        yield f"cluster {now.cluster_id}", went + now_at
+    former = snapshot.former.view
+    view = snapshot.view
+    if former.cluster_id != view.cluster_id:
+        yield f"cluster {view.cluster_id}", f"stands where cluster {former.cluster_id} stood"
+    elif view.epoch < former.epoch or view.assignments_version < former.assignments_version:
+        yield (
+            f"cluster {view.cluster_id}",
+            f"went back from epoch {former.epoch}, placement {former.assignments_version} "
+            f"to epoch {view.epoch}, placement {view.assignments_version}",
+        )
 
 
 # -- I6: one topology for one token and one name ---------------------------------------------------
@@ -261,16 +279,18 @@ def epoch_rises(snapshot: ClusterSnapshot) -> Found:
     "I6",
     remedy="kill the older of the two",
 )
-def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
+def one_topology_per_token(snapshot: ClusterSnapshot) -> Problems:
     """One client token, and one name, stand for one topology."""
-    names: dict[str, str] = {}
-    tokens: dict[str, str] = {}
+    owner_of_name: dict[str, str] = {}
+    owner_of_token: dict[str, str] = {}
     for topology in snapshot.view.topologies.values():
         base = topology.base
-        for what, known in ((base.name, names), (base.token, tokens)):
-            other = known.setdefault(what, topology.id)
-            if other != topology.id:
-                yield title(topology), f"and {other} both stand for {what!r}"
+        owner = owner_of_name.setdefault(base.name, topology.id)
+        if owner != topology.id:
+            yield title(topology), f"and {owner} both stand for {base.name!r}"
+        owner = owner_of_token.setdefault(base.token, topology.id)
+        if owner != topology.id:
+            yield title(topology), f"and {owner} both stand for {base.token!r}"
         if snapshot.tokens is None:
             continue
         record = snapshot.tokens.get(base.token)
@@ -288,71 +308,91 @@ def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
 
 # -- I7: each worker is on one version -------------------------------------------------------------
 
+_UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
+
 
 @rule_of(
     "I7",
     remedy="`storm-dagster restart NAME`",
 )
-def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
+def one_version_per_worker(snapshot: ClusterSnapshot) -> Problems:
     """Each worker runs one version: the new one when it is upgraded; an upgrade and its status go
     together.
     """
+    if snapshot.gray is None:
+        return
     for topology in visible(snapshot.view):
-        gray = (snapshot.gray or {}).get(topology.id)
-        if snapshot.gray is not None and (gray is not None and gray.going_on) != (
-            topology.base.status in _UPGRADING
-        ):
-            recorded = "" if gray and gray.going_on else "not "
+        gray = snapshot.gray.get(topology.id, GrayNodes(under_way=False))
+        if gray.under_way != (topology.base.status in _UPGRADING):
+            recorded = "" if gray.under_way else "not "
             yield (
                 title(topology),
                 f"is {topology.base.status}, but a gray upgrade is {recorded}recorded",
             )
-        if gray is not None and (both := gray.upgrading & gray.upgraded):
+        ambiguous = gray.upgrading & gray.upgraded
+        if ambiguous:
             yield (
                 title(topology),
-                f"workers {', '.join(sorted(both))} are upgrading and upgraded at once",
+                f"workers {', '.join(sorted(ambiguous))} are upgrading and upgraded at once",
             )
-        # A worker that was not picked may run any former version: it gets the newest at its next
-        # start.
-        for worker in (
-            topology.assignment.workers if topology.assignment and gray and gray.going_on else ()
-        ):
-            live = topology.live_workers.get(worker.slot)
-            if live is None or not live.code or gray is None or not gray.code:
-                continue
-            if worker.address in gray.upgraded and live.code != gray.code:
-                yield (
-                    title(topology),
-                    f"worker {worker.address} is upgraded but runs {live.code}, not {gray.code}",
-                )
+        if gray.under_way:
+            yield from _upgraded_workers_with_other_code(topology, gray)
 
 
-# -- I8: nothing is written when nothing changed ---------------------------------------------------
+def _upgraded_workers_with_other_code(topology: TopologyView, gray: GrayNodes) -> Problems:
+    # A worker that was not picked may run any former version: it gets the newest at its next start.
+    if topology.assignment is None or not gray.code:
+        return
+    for worker in topology.assignment.workers:
+        live = topology.live_workers.get(worker.slot)
+        if live is None or not live.code or worker.address not in gray.upgraded:
+            continue
+        if live.code != gray.code:
+            yield (
+                title(topology),
+                f"worker {worker.address} is upgraded but runs {live.code}, not {gray.code}",
+            )
+
+
+# -- I8: no write without a change, no request without an end --------------------------------------
 
 
 @rule_of(
     "I8",
     remedy="find the process that rewrites it in the logs of nimbus and of Dagster",
 )
-def no_idle_writes(snapshot: ClusterSnapshot) -> Found:
+def no_idle_writes(snapshot: ClusterSnapshot) -> Problems:
     """Nothing is written when nothing changed."""
-    before = snapshot.former.view.topologies if snapshot.former is not None else {}
+    if snapshot.former is None:
+        return
+    former_topologies = snapshot.former.view.topologies
     for topology_id, topology in snapshot.view.topologies.items():
-        old = before.get(topology_id)
-        if old is None:
+        former = former_topologies.get(topology_id)
+        if former is None:
             continue
-        if topology.base == old.base and topology.base_at.version == old.base_at.version + 1:
+        if _base_was_rewritten(former, topology):
             yield paths.topology(topology_id), "was written although nothing of it changed"
-        if (
-            topology.assignment is not None
-            and old.assignment is not None
-            and old.assignment_at is not None
-            and topology.assignment_at is not None
-            and topology.assignment_at.version == old.assignment_at.version + 1
-            and topology.assignment.model_copy(update={"timestamp_ms": old.assignment.timestamp_ms})
-            == old.assignment
-        ):
+        if _assignment_was_rewritten(former, topology):
             yield paths.assignment(topology_id), "was written although nothing of it changed"
+
+
+def _base_was_rewritten(former: TopologyView, topology: TopologyView) -> bool:
+    """True if one write stored an equal base."""
+    written_once = topology.base_at.version == former.base_at.version + 1
+    return written_once and topology.base == former.base
+
+
+def _assignment_was_rewritten(former: TopologyView, topology: TopologyView) -> bool:
+    """True if one write stored an assignment that differs in its timestamp at most."""
+    if former.assignment is None or former.assignment_at is None:
+        return False
+    if topology.assignment is None or topology.assignment_at is None:
+        return False
+    if topology.assignment_at.version != former.assignment_at.version + 1:
+        return False
+    timestamp_ms = former.assignment.timestamp_ms
+    assignment = topology.assignment.model_copy(update={"timestamp_ms": timestamp_ms})
+    return assignment == former.assignment
 
 
 @rule_of(
@@ -360,7 +400,7 @@ def no_idle_writes(snapshot: ClusterSnapshot) -> Found:
     name="wishes_end",
     remedy="`storm-dagster restart NAME`",
 )
-def rebalances_end(snapshot: ClusterSnapshot) -> Found:
+def rebalances_end(snapshot: ClusterSnapshot) -> Problems:
     """No rebalance waits for ever."""
     for topology in visible(snapshot.view):
         if topology.id in snapshot.rebalance_requests and topology.base.status != "REBALANCING":
@@ -392,4 +432,7 @@ RULES: tuple[Rule, ...] = (
 
 def violations(snapshot: ClusterSnapshot) -> list[Violation]:
     """All violations in one snapshot."""
-    return [violation for rule in RULES for violation in rule.check(snapshot)]
+    violations_of_rules: list[Violation] = []
+    for rule in RULES:
+        violations_of_rules += rule.check(snapshot)
+    return violations_of_rules

@@ -1,8 +1,8 @@
-"""Snapshot of a cluster, rules, and violations of rules. Pure."""
+"""Types of the invariants: snapshot of a cluster, rule and violation. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.slot import Slot
@@ -27,25 +27,26 @@ class WorkerPid:
 
 @dataclass(frozen=True)
 class GrayNodes:
-    """Nodes below ``/gray_upgrade/<id>``: whether there is an upgrade, and its workers
-    (``host:port``).
-    """
+    """Content of the nodes below ``/gray_upgrade/<id>``."""
 
-    going_on: bool
+    under_way: bool
+    """True if there is an upgrade."""
     upgrading: frozenset[str] = frozenset()
+    """Addresses ``host:port`` of the workers that are being upgraded."""
     upgraded: frozenset[str] = frozenset()
+    """Addresses ``host:port`` of the workers that run the new code."""
     code: str | None = None
     """SHA-256 of the new archive, first 16 hex digits."""
 
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """Snapshot of a cluster. ``None`` stands for what was not read."""
+    """Snapshot of a cluster; a part that was not read is ``None``."""
 
     view: ClusterView
     tokens: Mapping[str, TokenRecord] | None = None
     blobs: Mapping[str, str] | None = None
-    """Blob key -> SHA-256, of the blobs of topologies that are stored."""
+    """Blob key -> SHA-256, of the stored blobs of topologies."""
     copies: Mapping[str, int] | None = None
     """Blob key -> nimbuses that hold the newest content."""
     wanted_copies: Mapping[str, int] = field(default_factory=dict)
@@ -62,14 +63,14 @@ class ClusterSnapshot:
 
 @dataclass(frozen=True)
 class Violation:
-    """Something that breaks an invariant."""
+    """A thing that breaks a rule of an invariant, with the reason and a remedy."""
 
     invariant: str
     """``I1`` to ``I8``."""
     rule: str
-    """Name of the rule; asset checks bear it."""
+    """Name of the rule, and of its asset check."""
     thing: str
-    """``topology wc-1-1700000000``."""
+    """The thing in words: ``topology wc-1-1700000000``."""
     reason: str
     remedy: str
 
@@ -83,8 +84,8 @@ class Violation:
         return asdict(self)
 
 
-Found = Iterator[tuple[str, str]]
-"""(thing, reason) pairs."""
+Problems: TypeAlias = Iterator[tuple[str, str]]
+"""(thing, reason) pairs, one for each problem that a rule finds."""
 
 
 @dataclass(frozen=True)
@@ -96,30 +97,31 @@ class Rule:
     words: str
     """The rule in one sentence."""
     remedy: str
-    find: "Callable[[ClusterSnapshot], Found]"
+    find: Callable[[ClusterSnapshot], Problems]
+    """Function that yields the things that break the rule."""
     by_view: bool = False
-    """Whether a view alone decides it."""
+    """True if a view alone decides it."""
     heals: bool = False
-    """Whether the cluster may break it for as long as it takes to heal: a warning, no error."""
+    """True if the cluster may break it until it has healed: a warning, not an error."""
 
-    def check(self, snapshot: "ClusterSnapshot") -> list[Violation]:
+    def check(self, snapshot: ClusterSnapshot) -> list[Violation]:
         """Violations of the rule."""
         return [
-            Violation(self.invariant, self.name, *found, self.remedy)
-            for found in self.find(snapshot)
+            Violation(self.invariant, self.name, thing, reason, self.remedy)
+            for thing, reason in self.find(snapshot)
         ]
 
 
 def rule_of(
     invariant: str, *, remedy: str, name: str = "", by_view: bool = False, heals: bool = False
-) -> Callable[[Callable[[ClusterSnapshot], Found]], Rule]:
-    """Decorator that makes a :class:`Rule` of the function that finds what breaks it.
+) -> Callable[[Callable[[ClusterSnapshot], Problems]], Rule]:
+    """Make a :class:`Rule` of the decorated function, which finds the problems.
 
-    The docstring of the function is the rule in words. The rule has the function's name if no
-    ``name`` is given.
+    The docstring of the function is the rule in words. Without a ``name`` the rule has the name of
+    the function.
     """
 
-    def make_rule(find: Callable[[ClusterSnapshot], Found]) -> Rule:
+    def make_rule(find: Callable[[ClusterSnapshot], Problems]) -> Rule:
         return Rule(
             invariant=invariant,
             name=name or find.__name__,
@@ -134,36 +136,43 @@ def rule_of(
 
 
 def visible(view: ClusterView) -> Iterator[TopologyView]:
+    """The topologies that are not killed."""
     return (topology for topology in view.topologies.values() if topology.base.status != "KILLED")
 
 
 def title(topology: TopologyView) -> str:
+    """The topology as the thing of a violation."""
     return f"topology {topology.id}"
 
 
 @dataclass(frozen=True)
 class PendingViolations:
-    """Violations and their age: violation -> (boot clock, number of snapshots)."""
+    """The violations of the last snapshot, with their ages."""
 
-    seen: Mapping[Violation, tuple[float, int]] = field(default_factory=dict)
+    ages: Mapping[Violation, tuple[float, int]] = field(default_factory=dict)
+    """Violation -> (boot clock of its first snapshot, number of snapshots in a row)."""
 
 
 def confirm_violations(
-    pending: PendingViolations, found: list[Violation], *, boot_now: float, stable_secs: float
+    pending: PendingViolations,
+    violations: list[Violation],
+    *,
+    boot_now: float,
+    stable_secs: float,
 ) -> tuple[list[Violation], PendingViolations]:
-    """Violations of ``found`` that are confirmed, and the argument of the next call.
+    """Return the confirmed ones of ``violations``, and the argument of the next call.
 
     A violation is confirmed once it was found in at least two snapshots in a row, over at least
     ``stable_secs``. A violation of ``no_idle_writes`` is an event, not a state: it is confirmed at
     once.
     """
-    seen = {}
-    for violation in found:
-        since, looks = pending.seen.get(violation, (boot_now, 0))
-        seen[violation] = (since, looks + 1)
-    counted = [
-        violation
-        for violation, (since, looks) in seen.items()
-        if (looks > 1 and boot_now - since >= stable_secs) or violation.rule == "no_idle_writes"
-    ]
-    return counted, PendingViolations(seen)
+    ages: dict[Violation, tuple[float, int]] = {}
+    for violation in violations:
+        since, snapshots = pending.ages.get(violation, (boot_now, 0))
+        ages[violation] = (since, snapshots + 1)
+    confirmed: list[Violation] = []
+    for violation, (since, snapshots) in ages.items():
+        lasts = snapshots > 1 and boot_now - since >= stable_secs
+        if lasts or violation.rule == "no_idle_writes":
+            confirmed.append(violation)
+    return confirmed, PendingViolations(ages)
