@@ -1,6 +1,7 @@
 """Numbers of executors and tasks of a topology, task ids, and their groups.
 
-The components that the system adds are among them. See ``docs/decisions.md#executor-unit`` and ``docs/decisions.md#task-numbering``.
+The components that the system adds are among them. See ``docs/decisions.md#executor-unit`` and
+``docs/decisions.md#task-numbering``.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -237,8 +238,9 @@ def rescale(
         if component_id in fixed:
             if count > len(ids):
                 raise InvalidRequest(
-                    f"component {component_id!r} has {len(ids)} tasks by topology.tasks and cannot have {count} "
-                    f"executors: ask for at most {len(ids)}, or submit it again with more tasks"
+                    f"component {component_id!r} has {len(ids)} tasks by topology.tasks "
+                    f"and cannot have {count} executors: ask for at most {len(ids)}, "
+                    "or submit it again with more tasks"
                 )
             continue
         if count > len(ids):
