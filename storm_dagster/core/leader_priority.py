@@ -43,10 +43,12 @@ def leader_decision(
 
     It misses ``missing`` blobs; ``missing_elsewhere`` maps the address of every other live nimbus
     to the number of blobs that it announced as missing. ``vacant_secs`` is the time for which this
-    nimbus has seen no leader. A nimbus that misses blobs waits :data:`GRACE_SECS` first, so that a better
-    one that is just starting, or fetching, can announce itself. A better one that has not led
-    within :data:`PATIENCE_SECS` hangs or fails, and is waited for no longer. If two miss equally
-    many, both try, and ZooKeeper lets one win.
+    nimbus has seen no leader.
+
+    A nimbus that misses blobs waits :data:`GRACE_SECS` first, so that a better one that is just
+    starting, or fetching, can announce itself. A better one that has not led within
+    :data:`PATIENCE_SECS` hangs or fails, and is waited for no longer. If two miss equally many,
+    both try, and ZooKeeper lets one win.
     """
     if missing == 0:
         return LeaderDecision(True, f"{me} holds all blobs of the active topologies")
