@@ -37,22 +37,25 @@ def needed_blobs(active: Iterable[str], registered: Iterable[str]) -> set[str]:
 
 
 def leader_decision(
-    me: str, missing: int, others: Mapping[str, int], *, vacant_secs: float
+    me: str, missing: int, missing_elsewhere: Mapping[str, int], *, vacant_secs: float
 ) -> LeaderDecision:
     """Decide if the nimbus ``me`` (``host:port``) may try to lead.
 
-    It misses ``missing`` blobs; ``others`` maps the address of every other live nimbus to the
-    number of blobs that it announced as missing. ``vacant_secs`` is the time for which this nimbus
-    has seen no leader. A nimbus that misses blobs waits :data:`GRACE_SECS` first, so that a better
-    one that is just starting, or fetching, can announce itself. A better one that has not led
-    within :data:`PATIENCE_SECS` hangs or fails, and is waited for no longer. If two miss equally
-    many, both try, and ZooKeeper lets one win.
+    It misses ``missing`` blobs; ``missing_elsewhere`` maps the address of every other live nimbus
+    to the number of blobs that it announced as missing. ``vacant_secs`` is the time for which this
+    nimbus has seen no leader.
+
+    A nimbus that misses blobs waits :data:`GRACE_SECS` first, so that a better one that is just
+    starting, or fetching, can announce itself. A better one that has not led within
+    :data:`PATIENCE_SECS` hangs or fails, and is waited for no longer. If two miss equally many,
+    both try, and ZooKeeper lets one win.
     """
     if missing == 0:
         return LeaderDecision(True, f"{me} holds all blobs of the active topologies")
-    better = [
-        (count, address) for address, count in others.items() if address != me and count < missing
-    ]
+    better: list[tuple[int, str]] = []
+    for address, count in missing_elsewhere.items():
+        if address != me and count < missing:
+            better.append((count, address))
     if better and vacant_secs < PATIENCE_SECS:
         fewest, address = min(better)
         return LeaderDecision(

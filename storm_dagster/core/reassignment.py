@@ -311,19 +311,21 @@ def assignment_of(
     return assignment.model_copy(update={"workers": workers}).keep_unknown(previous)
 
 
-def imbalance(workers: Iterable[tuple[str, int]], *, wanted: int, supervisors: int) -> float:
+def imbalance(
+    workers: Iterable[tuple[str, int]], *, target_workers: int, supervisors: int
+) -> float:
     """Excess of the fullest worker or supervisor over its fair share.
 
     0 is even, 1 is twice the share. It is the larger of two excesses: tasks on one worker, and
     workers on one supervisor. ``workers`` are (supervisor id, number of tasks) of each used slot,
-    ``wanted`` is the number of workers that the tasks should be spread over, ``supervisors`` the
-    number of usable supervisors.
+    ``target_workers`` is the number of workers that the tasks should be spread over,
+    ``supervisors`` the number of usable supervisors.
     """
     used = [(node, tasks) for node, tasks in workers if tasks > 0]
     total = sum(tasks for _, tasks in used)
     if not total:
         return 0.0
-    fair_tasks = -(-total // max(1, min(wanted, total)))
+    fair_tasks = -(-total // max(1, min(target_workers, total)))
     fair_workers = -(-len(used) // max(1, min(supervisors, len(used))))
     fullest = max(tasks for _, tasks in used)
     crowded = max(Counter(node for node, _ in used).values())

@@ -75,9 +75,10 @@ _REMEDIES: Mapping[TopologyStatus, str] = {
 
 
 def delay_of(wait_secs: int | None, message_timeout_secs: int) -> int:
-    """Seconds between a kill or rebalance and its effect, by default the message timeout.
+    """Seconds between a kill or rebalance and its effect.
 
-    A negative number means the default, as in Storm; 0 means at once.
+    The default is the message timeout. A negative number means the default, as in Storm; 0 means at
+    once.
     """
     if wait_secs is None or wait_secs < 0:
         return message_timeout_secs

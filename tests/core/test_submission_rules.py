@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from storm_dagster.core.submission.conf import normalize_conf, total_conf
 from storm_dagster.core.submission.tasks import (
+    executor_counts,
     executors_of,
     fixed_task_components,
     normalize_topology,
     number_tasks,
     partition,
     rescale,
-    wanted_executors,
     with_system_components,
 )
 from storm_dagster.core.submission.validation import normalize_submission, validate_topology
@@ -114,7 +114,7 @@ class TestParallelism:
         _, normal = normalize_submission(default_conf(), {}, topology(bolts=bolts))
         assert normalize_topology(total_conf(default_conf(), {}), normal) == normal
         whole = with_system_components(normal, total_conf(default_conf(), {}))
-        assert "b" not in wanted_executors(whole) and wanted_executors(whole)["c"] == 1
+        assert "b" not in executor_counts(whole) and executor_counts(whole)["c"] == 1
         assert set(number_tasks(whole, default_conf()).components) == {
             "s",
             "c",
@@ -183,7 +183,7 @@ class TestParallelism:
         normal = normalize_topology(total, spec)
         assert normalize_topology(total, normal) == normal
         whole = with_system_components(normal, total)
-        assert wanted_executors(whole)["b"] == executors
+        assert executor_counts(whole)["b"] == executors
         assert len(number_tasks(whole, total).components["b"].ids) == tasks
 
 

@@ -40,16 +40,16 @@ def test_a_request_without_history_needs_the_summary_only(seed: int) -> None:
 def test_a_topology_without_tasks_requests_no_slot() -> None:
     request = event_of(TopologyToPlace(name="empty")).request()
     assert request.unchanged
-    assert (request.wanted, request.missing, request.alone) == (0, 0, False)
+    assert (request.wanted, request.missing, request.master_alone) == (0, 0, False)
 
 
 def test_a_lonely_topology_master_has_one_worker() -> None:
     topology = small_topology(bolts={}, spouts={}, ackers=0, workers=12, single_master=True)
     request = event_of(topology).request()
-    assert (request.wanted, request.alone) == (1, True)
+    assert (request.wanted, request.master_alone) == (1, True)
 
 
 def test_a_topology_master_that_is_alone_has_one_worker_more() -> None:
     topology = small_topology(bolts={"b": (20, ["s"])}, spouts={"s": 1}, workers=10)
     request = event_of(topology).request()
-    assert (request.wanted, request.alone) == (11, True)
+    assert (request.wanted, request.master_alone) == (11, True)

@@ -167,7 +167,7 @@ def read_log(source: bytes | BinaryIO, name: str) -> Iterator[Checkpoint]:
                 return
             raise Corrupt(
                 f"the state in {name} is damaged at byte {offset} ({error}): restore the file, or "
-                "move it away to start this task with nothing"
+                "move it away to start this task without state"
             ) from None
         yield record
         offset += _HEAD.size + size

@@ -302,7 +302,8 @@ def one_topology_per_token(snapshot: ClusterSnapshot) -> Problems:
         elif record.topology_id != topology.id or not record.published:
             yield (
                 title(topology),
-                f"its token {base.token!r} says {record.topology_id}, published: {record.published}",
+                f"its token {base.token!r} says {record.topology_id}, "
+                f"published: {record.published}",
             )
 
 

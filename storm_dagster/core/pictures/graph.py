@@ -38,7 +38,7 @@ _ARROW = "".join(
 
 @dataclass(frozen=True)
 class DrawnComponent:
-    """A component as it is drawn."""
+    """A component in the picture."""
 
     id: str
     state: State

@@ -42,19 +42,19 @@ _DASHED = ' stroke-dasharray="4 3"'
 
 @dataclass(frozen=True)
 class DrawnSlot:
-    """A slot as it is drawn; free without a ``topology``."""
+    """A slot in the picture; free without a ``topology``."""
 
     port: int
     topology: str = ""
     components: Mapping[int, str] = field(default_factory=dict)
     """Task -> component, in the order in which the tasks are drawn."""
-    kept: bool = False
+    reused: bool = False
     """The topology used the slot before: drawn with a dashed frame."""
 
 
 @dataclass(frozen=True)
 class DrawnSupervisor:
-    """A supervisor as it is drawn.
+    """A supervisor in the picture.
 
     With ``gone``, assignments name it but it does not live.
     """
@@ -95,13 +95,13 @@ def placed_supervisors(
     tasks: Iterable[tuple[WorkerSlot, Sequence[int]]],
     components: Mapping[int, str],
     topology: str,
-    kept: Set[str] = frozenset(),
+    former_slots: Set[str] = frozenset(),
 ) -> list[DrawnSupervisor]:
     """The slots of a placement by supervisor, in order of host, id and port.
 
     ``tasks`` has each worker and its task ids, which take long to decode. ``components`` maps the
-    tasks of the topology to their component. ``kept`` has the keys of the slots that it used
-    before.
+    tasks of the topology to their component. ``former_slots`` has the keys of the slots that it
+    used before.
     """
     by_supervisor = multimap(((worker.host, worker.node), (worker, ids)) for worker, ids in tasks)
     supervisors: list[DrawnSupervisor] = []
@@ -109,8 +109,8 @@ def placed_supervisors(
         slots: list[DrawnSlot] = []
         for worker, ids in sorted(own_workers, key=_port_of_tasks):
             components_of_tasks = {task: components.get(task, "?") for task in ids}
-            is_kept = worker.slot.key in kept
-            slots.append(DrawnSlot(worker.port, topology, components_of_tasks, is_kept))
+            is_reused = worker.slot.key in former_slots
+            slots.append(DrawnSlot(worker.port, topology, components_of_tasks, is_reused))
         supervisors.append(DrawnSupervisor(node, host, slots))
     return supervisors
 
@@ -174,7 +174,7 @@ class _Colors:
         names = sorted(self._tasks, key=_system_last) if by_component else sorted(topologies)
         self._colors = {name: color(index) for index, name in enumerate(names)}
         self.squares = by_component and self._tasks.total() <= MAX_SQUARES
-        """True if each task has a square of its own."""
+        """True if each task is drawn as a separate square."""
 
     def of(self, slot: DrawnSlot, component: str) -> str:
         """The color of the tasks of a component in a slot."""
@@ -241,7 +241,7 @@ def _slot(slot: DrawnSlot, left: int, top: int, colors: _Colors) -> Iterable[str
         yield label(left + 8, top + 16, "free", 11, "#6b7280")
         return
     if colors.squares:
-        yield box(left, top, width, height, "#ffffff", "#9aa4b2", _DASHED if slot.kept else "")
+        yield box(left, top, width, height, "#ffffff", "#9aa4b2", _DASHED if slot.reused else "")
         yield from _squares(slot, left, top, colors)
     else:
         yield from _bars(slot, left, top, width, colors)

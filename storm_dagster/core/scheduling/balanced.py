@@ -53,7 +53,7 @@ class Balanced(Strategy):
         allocation.require_supervisor()
         count = request.wanted
         requested = request.requested
-        master_alone = request.alone
+        master_alone = request.master_alone
         if request.clash:
             raise PlacementRefused(too_many_requests_refusal(about.name, *request.clash))
         if allocation.free - allocation.reserve < count:

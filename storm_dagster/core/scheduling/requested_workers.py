@@ -53,7 +53,7 @@ class Grants:
     requested: list[RequestedWorker] = field(default_factory=list)
     count: int = 0
     """Slots wanted."""
-    alone: bool = False
+    master_alone: bool = False
     """The topology master is to be placed, and alone."""
     warnings: list[str] = field(default_factory=list)
     clash: list[int] | None = None
@@ -120,7 +120,7 @@ def grant_requests(about: TopologySummary, executors: Executors, history: EventH
             grants.warnings.append(dropped_requests(key, len(granted), max_requests))
     unassigned = grants.unassigned(history.needed)
     grants.count = min(room, len(grants.requested) + len(unassigned))
-    grants.alone = master_alone and not set(masters).isdisjoint(unassigned)
+    grants.master_alone = master_alone and not set(masters).isdisjoint(unassigned)
     return grants
 
 
@@ -260,7 +260,7 @@ class SlotRequest(NamedTuple):
     """Slots, requested workers and the topology master's included."""
     staying: int
     """Workers that stay unchanged, counted in ``topology.workers``."""
-    alone: bool
+    master_alone: bool
     """One of the slots is for the topology master."""
     requested: Sequence[RequestedSlot]
     own: Sequence[Slot]
@@ -296,10 +296,10 @@ def slot_request(
         unchanged=not history.needed and not respread,
         wanted=grants.count,
         staying=history.staying,
-        alone=grants.alone,
+        master_alone=grants.master_alone,
         requested=[worker.slot for worker in grants.requested],
         own=history.own,
-        reusable=_reusable_slots(about, executors, history, unassigned, grants.alone),
+        reusable=_reusable_slots(about, executors, history, unassigned, grants.master_alone),
         needs=_differ_needs(
             about,
             _units_of(about.differ, unassigned, executors),
@@ -378,7 +378,7 @@ def slot_request_without_history(
         unchanged=not total and not respread,
         wanted=count,
         staying=0,
-        alone=master_alone,
+        master_alone=master_alone,
         requested=[],
         own=[],
         reusable=[],

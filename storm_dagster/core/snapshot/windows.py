@@ -87,8 +87,11 @@ _SUMS = tuple(part.name for part in fields(Totals))
 
 def sum_totals(parts: Iterable[Totals]) -> Totals:
     """Add up the totals of tasks or components."""
-    parts = list(parts)
-    return Totals(**{name: sum(getattr(part, name) for part in parts) for name in _SUMS})
+    sums = dict.fromkeys(_SUMS, 0)
+    for part in parts:
+        for name in _SUMS:
+            sums[name] += getattr(part, name)
+    return Totals(**sums)
 
 
 def read_totals(metrics: Mapping[str, Any]) -> Totals:
@@ -245,8 +248,11 @@ def merge(parts: Iterable[WindowStats]) -> WindowStats:
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
+    sums: dict[str, Any] = {}
+    for name in _SUMS:
+        sums[name] = _sum(getattr(part, name) for part in parts)
     return WindowStats(
-        **{name: _sum(getattr(part, name) for part in parts) for name in _SUMS},
+        **sums,
         latencies=merge_latencies(part.latencies for part in parts),
     )
 

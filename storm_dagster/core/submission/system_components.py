@@ -1,4 +1,7 @@
-"""Components that the system adds to every topology, and what it adds to those of users."""
+"""Additions of the system to every topology.
+
+They are its own components, and streams and inputs of the users' components.
+"""
 
 from dataclasses import dataclass
 
@@ -7,6 +10,7 @@ from storm_dagster.model.names import ACKER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, StreamSpec
 
 _SYSTEM_STREAM = StreamSpec(fields=("event",))
+"""Stream ``__system`` of a component."""
 
 ACKER_COMPONENT = ComponentSpec(
     object=ComponentObject(python="storm_dagster.worker.engine.system:Acker"),
@@ -35,13 +39,13 @@ SYSTEM_COMPONENT = ComponentSpec(
 
 @dataclass(frozen=True)
 class Additions:
-    """Inputs and outputs that each component of a kind gets."""
+    """Inputs and outputs that the system adds to each component of a kind."""
 
     outputs: dict[str, StreamSpec]
     inputs: tuple[InputSpec, ...] = ()
 
     def add_to(self, component: ComponentSpec) -> ComponentSpec:
-        """Copy of the component with them."""
+        """Copy of the component with these inputs and outputs."""
         return component.model_copy(
             update={
                 "outputs": {**component.outputs, **self.outputs},

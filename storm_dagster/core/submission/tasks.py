@@ -1,7 +1,7 @@
-"""Components that the system adds; numbers of executors and tasks, task ids, and the executors that
-group them.
+"""Numbers of executors and tasks of a topology, task ids, and their groups.
 
-See ``docs/decisions.md#executor-unit`` and ``docs/decisions.md#task-numbering``.
+The components that the system adds are among them. See ``docs/decisions.md#executor-unit`` and
+``docs/decisions.md#task-numbering``.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,20 +28,23 @@ _BY_ID = GroupingSpec(type="fields", fields=("id",))
 
 
 def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:
-    """The topology with ``__acker``, ``__topology_master`` and ``__system`` appended to its bolts,
-    in this order.
+    """The topology with the components of the system.
 
-    The worker runs these ids natively; here they stand as ordinary components, so that task
-    numbering, the placement and ``show`` treat them like any other. The stored topology does not
-    contain them. ``conf`` is the total conf. ``__acker`` stands there even with no ackers (then
-    without tasks), is capped by ``topology.max.task.parallelism``, and hears every spout's init and
-    every bolt's ack, fail and reset stream; spouts hear its answers on direct streams. ``__system``
-    has no tasks.
+    ``__acker``, ``__topology_master`` and ``__system`` are appended to its bolts, in this order.
+    The worker runs these ids natively. Here they are ordinary components, so that task numbering,
+    the placement and ``show`` treat them like any other. The stored topology does not contain them.
+    ``conf`` is the total conf.
+
+    ``__acker`` is there even with no ackers (then without tasks), and is capped by
+    ``topology.max.task.parallelism``. It reads every spout's init stream and every bolt's ack, fail
+    and reset streams; spouts read its responses on direct streams. ``__system`` has no tasks.
     """
     ackers = conf.get("topology.acker.executors")
-    ackers = 1 if ackers is None else ackers
-    if (most := conf.get("topology.max.task.parallelism")) is not None:
-        ackers = min(ackers, most)
+    if ackers is None:
+        ackers = 1
+    max_parallelism = conf.get("topology.max.task.parallelism")
+    if max_parallelism is not None:
+        ackers = min(ackers, max_parallelism)
     inputs = (
         *_acker_inputs(spec.spouts, SPOUT_ADDITIONS),
         *_acker_inputs(spec.bolts, BOLT_ADDITIONS),
@@ -57,7 +60,7 @@ def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:
 
 
 def _acker_inputs(components: Iterable[str], additions: Additions) -> Iterator[InputSpec]:
-    """Subscriptions of the acker to the streams for acks that these components have."""
+    """Subscriptions of the acker to the ack streams of these components."""
     for component_id in components:
         for stream in additions.outputs:
             if stream.startswith("__ack_"):
@@ -65,66 +68,78 @@ def _acker_inputs(components: Iterable[str], additions: Additions) -> Iterator[I
 
 
 def normalize_topology(conf: Conf, spec: TopologySpec) -> TopologySpec:
-    """The topology with its final parallelism; normalizing twice changes nothing.
+    """The topology with its final parallelism; a normalized topology does not change.
 
-    ``conf`` is the total conf (cluster and topology). The parallelism of a component is that of
-    ``topology.bolt.parallelism``/``topology.spout.parallelism`` when it stands there, else the
-    code's; then at most ``topology.max.task.parallelism`` (the component's conf before the
-    topology's). ``topology.tasks`` (component before topology) is kept, capped likewise, when it is
-    at least the parallelism; a smaller one is dropped, because every executor has a task. Except 0:
-    then the component does not run.
+    ``conf`` is the total conf (cluster and topology). The parallelism of a component is its value
+    in ``topology.bolt.parallelism``/``topology.spout.parallelism``, or the code's without such a
+    value; then at most ``topology.max.task.parallelism`` (the component's conf before the
+    topology's). ``topology.tasks`` (component before topology) is kept, capped likewise, if it is
+    at least the parallelism; a smaller value is dropped, because every executor has a task. 0 is an
+    exception: the component does not run.
     """
-    changed: dict[str, dict[str, ComponentSpec]] = {}
-    for kind, parts in (("bolt", spec.bolts), ("spout", spec.spouts)):
-        given = conf.get(f"topology.{kind}.parallelism") or {}
-        changed[f"{kind}s"] = {
-            name: _normalized(name, part, conf, given) for name, part in parts.items()
+    return spec.model_copy(
+        update={
+            "bolts": _normalize_components(spec.bolts, conf, "topology.bolt.parallelism"),
+            "spouts": _normalize_components(spec.spouts, conf, "topology.spout.parallelism"),
         }
-    return spec.model_copy(update=changed)
+    )
 
 
-def _normalized(
-    component_id: str, part: ComponentSpec, conf: Conf, overrides: dict[str, Any]
+def _normalize_components(
+    components: Mapping[str, ComponentSpec], conf: Conf, parallelism_key: str
+) -> dict[str, ComponentSpec]:
+    parallelism_of = conf.get(parallelism_key) or {}
+    return {
+        component_id: _normalize_component(component_id, part, conf, parallelism_of)
+        for component_id, part in components.items()
+    }
+
+
+def _normalize_component(
+    component_id: str, part: ComponentSpec, conf: Conf, parallelism_of: Mapping[str, Any]
 ) -> ComponentSpec:
-    parallelism = overrides.get(component_id, part.parallelism)
+    parallelism = parallelism_of.get(component_id, part.parallelism)
     if not isinstance(parallelism, int) or isinstance(parallelism, bool):
         raise InvalidTopology(
-            f"component {component_id!r} has parallelism {parallelism!r}: give a whole number of at least 1"
+            f"component {component_id!r} has parallelism {parallelism!r}: "
+            "give a whole number of at least 1"
         )
     layers: dict[LayerName, Conf] = {"total": conf, "component": part.conf}
     tasks = merged_value(layers, "topology.tasks")
-    most = merged_value(layers, "topology.max.task.parallelism")
-    if most is not None:
-        parallelism = min(parallelism, most)
-        tasks = None if tasks is None else min(tasks, most)
-    kept = {key: value for key, value in part.conf.items() if key != "topology.tasks"}
+    max_parallelism = merged_value(layers, "topology.max.task.parallelism")
+    if max_parallelism is not None:
+        parallelism = min(parallelism, max_parallelism)
+        tasks = None if tasks is None else min(tasks, max_parallelism)
+    part_conf = {key: value for key, value in part.conf.items() if key != "topology.tasks"}
     if tasks is not None and (tasks >= parallelism or tasks == 0):
-        kept["topology.tasks"] = tasks
+        part_conf["topology.tasks"] = tasks
     elif conf.get("topology.tasks") is not None and part.conf.get("topology.tasks", 0) is None:
-        # It takes back the topology's value, also when this is normalized again.
-        kept["topology.tasks"] = None
-    return part.model_copy(update={"parallelism": parallelism, "conf": kept})
+        # The component overrides the topology's value with null. The null stays, so that a second
+        # normalization has the same result.
+        part_conf["topology.tasks"] = None
+    return part.model_copy(update={"parallelism": parallelism, "conf": part_conf})
 
 
-def wanted_executors(spec_with_system: TopologySpec) -> dict[str, int]:
-    """Component -> executors of a topology that has its system components; those without any are
-    left out.
+def executor_counts(spec_with_system: TopologySpec) -> dict[str, int]:
+    """Component -> number of executors.
+
+    The topology has its system components. Components without executors are omitted.
     """
-    return {
-        component_id: part.parallelism
-        for component_id, _, part in spec_with_system.components()
-        if part.parallelism > 0 and part.conf.get("topology.tasks") != 0
-    }
+    counts: dict[str, int] = {}
+    for component_id, _, part in spec_with_system.components():
+        if part.parallelism > 0 and part.conf.get("topology.tasks") != 0:
+            counts[component_id] = part.parallelism
+    return counts
 
 
 def _task_count(part: ComponentSpec, conf: Conf) -> int:
     if part.parallelism < 1 or part.conf.get("topology.tasks") == 0:
         return 0
     count = max(part.parallelism, part.conf.get("topology.tasks") or 0)
-    most = part.conf.get("topology.max.task.parallelism") or conf.get(
-        "topology.max.task.parallelism"
-    )
-    return min(count, most) if most else count
+    max_parallelism = part.conf.get("topology.max.task.parallelism")
+    if not max_parallelism:
+        max_parallelism = conf.get("topology.max.task.parallelism")
+    return min(count, max_parallelism) if max_parallelism else count
 
 
 def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
@@ -133,19 +148,20 @@ def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
     Bolts in declared order, then ``__acker``, then ``__topology_master``, then spouts in declared
     order; one contiguous block each; ``topology.max.task.parallelism`` of the total ``conf`` caps
     every block. Components without tasks (``__system``; ``__acker`` without ackers) are not in the
-    table. Raises :class:`InvalidTopology` when there is no task of the user's.
+    table. Raises :class:`InvalidTopology` if no component of the user has a task.
     """
     components: dict[str, ComponentTasks] = {}
     first = 1
     for component_id, kind, part in spec_with_system.components():
-        if count := _task_count(part, conf):
-            components[component_id] = ComponentTasks(
-                type=kind, tasks=encode_ranges(range(first, first + count))
-            )
+        count = _task_count(part, conf)
+        if count:
+            tasks = encode_ranges(range(first, first + count))
+            components[component_id] = ComponentTasks(type=kind, tasks=tasks)
             first += count
     if all(component_id.startswith("__") for component_id in components):
         raise InvalidTopology(
-            f"topology {spec_with_system.name!r} has no task: give a component a parallelism and topology.tasks of at least 1"
+            f"topology {spec_with_system.name!r} has no task: "
+            "give a component a parallelism and topology.tasks of at least 1"
         )
     return TaskTable(components=components)
 
@@ -161,17 +177,21 @@ def topology_master_task(table: TaskTable) -> int:
 
 
 def partition(ids: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
-    """The ids as ``groups`` runs of nearly equal length, larger ones first; never more groups than
-    ids.
+    """Split the ids into ``groups`` runs of nearly equal length, larger ones first.
 
-    Five ids in three groups are 2, 2 and 1.
+    Five ids in three groups are 2, 2 and 1. There are never more groups than ids.
     """
     groups = min(groups, len(ids))
     if groups < 1:
         return ()
-    size, larger = divmod(len(ids), groups)
-    ends = [(index + 1) * size + min(index + 1, larger) for index in range(groups)]
-    return tuple(tuple(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False))
+    size, larger_groups = divmod(len(ids), groups)
+    runs: list[tuple[int, ...]] = []
+    start = 0
+    for index in range(groups):
+        end = start + size + (1 if index < larger_groups else 0)
+        runs.append(tuple(ids[start:end]))
+        start = end
+    return tuple(runs)
 
 
 def executors_of(
@@ -179,8 +199,8 @@ def executors_of(
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Component -> its executors, each a run of its task ids.
 
-    ``executors`` (component -> number, as in StormBase) may leave a component out: then each of its
-    tasks is an executor of its own.
+    ``executors`` is component -> number, as in StormBase. If it omits a component, each task of the
+    component is a separate executor.
     """
     return {
         component_id: partition(part.ids, executors.get(component_id) or len(part.ids))
@@ -189,7 +209,10 @@ def executors_of(
 
 
 def fixed_task_components(spec: TopologySpec) -> frozenset[str]:
-    """Components of a normalized topology whose number of tasks is fixed by ``topology.tasks``."""
+    """Components of a normalized topology whose number of tasks is configured.
+
+    ``topology.tasks`` fixes it.
+    """
     return frozenset(
         name for name, _, part in spec.components() if part.conf.get("topology.tasks") is not None
     )
@@ -200,30 +223,31 @@ def rescale(
 ) -> TaskTable:
     """The task table for new numbers of executors.
 
-    A component in ``fixed`` keeps its ids, and more executors than tasks are refused; of any other
-    the tasks become as many as its executors: new ids above the highest of the topology, in the
-    table's order, and the highest ids are removed first. Ids of components that are not named never
-    change. Raises :class:`InvalidRequest`.
+    A component in ``fixed`` keeps its ids, and more executors than tasks are refused. Any other
+    component gets as many tasks as executors: new ids are above the highest of the topology, in the
+    table's order, and the highest ids are removed first. Ids of components that ``executors`` does
+    not name never change. Raises :class:`InvalidRequest`.
     """
-    highest = max((task for part in table.components.values() for task in part.ids), default=0)
+    highest = max(table.component_of(), default=0)
     components = dict(table.components)
     for component_id, part in table.components.items():
-        wanted = executors.get(component_id)
-        if wanted is None:
+        count = executors.get(component_id)
+        if count is None:
             continue
         ids = part.ids
         if component_id in fixed:
-            if wanted > len(ids):
+            if count > len(ids):
                 raise InvalidRequest(
-                    f"component {component_id!r} has {len(ids)} tasks by topology.tasks and cannot have {wanted} "
-                    f"executors: ask for at most {len(ids)}, or submit it again with more tasks"
+                    f"component {component_id!r} has {len(ids)} tasks by topology.tasks "
+                    f"and cannot have {count} executors: ask for at most {len(ids)}, "
+                    "or submit it again with more tasks"
                 )
             continue
-        if wanted > len(ids):
-            added = tuple(range(highest + 1, highest + 1 + wanted - len(ids)))
-            highest = added[-1]
-            ids = ids + added
+        if count > len(ids):
+            missing = count - len(ids)
+            ids = (*ids, *range(highest + 1, highest + 1 + missing))
+            highest += missing
         else:
-            ids = ids[:wanted]
+            ids = ids[:count]
         components[component_id] = part.model_copy(update={"tasks": encode_ranges(ids)})
     return table.model_copy(update={"components": components})

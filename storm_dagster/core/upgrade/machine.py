@@ -217,7 +217,7 @@ class UpgradeTransition:
     """``None``: the record is deleted, and the lists of workers, too."""
     reason: str = ""
     step: str | None = None
-    """The operation's step that writes it; ``None``: nothing is written."""
+    """The operation's step that writes it; ``None``: no write is needed."""
     action: str | None = None
     """For the listener of actions on topologies."""
     code_dir: str | None = None
@@ -331,26 +331,26 @@ def _close(base: StormBase, outcome: str, reason: str) -> UpgradeTransition:
     )
 
 
-def landed(sent: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) -> bool:
+def landed(transition: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) -> bool:
     """True if a transition whose reply was lost took effect.
 
     A rollback is not looked up here: the topology's status shows it.
     """
     record = snapshot.state.record
-    if sent.step == "gray_upgrade":
-        if record is None or sent.record is None:
+    if transition.step == "gray_upgrade":
+        if record is None or transition.record is None:
             return False
         # The supervisor may have picked its batch since; no other upgrade has its code.
-        return record.code_dir == sent.record.code_dir
-    if sent.step == "continue_upgrade":
-        if record == sent.record:
+        return record.code_dir == transition.record.code_dir
+    if transition.step == "continue_upgrade":
+        if record == transition.record:
             return True
-        if record is None or sent.record is None:
+        if record is None or transition.record is None:
             return False
         # The supervisor may have picked it since, as above.
-        return bool(record.batch_token) and record.batch_token == sent.record.batch_token
-    if sent.step == "complete_upgrade":
-        return base.status == "ACTIVE" and snapshot.assignment.code_dir == sent.code_dir
+        return bool(record.batch_token) and record.batch_token == transition.record.batch_token
+    if transition.step == "complete_upgrade":
+        return base.status == "ACTIVE" and snapshot.assignment.code_dir == transition.code_dir
     return False
 
 

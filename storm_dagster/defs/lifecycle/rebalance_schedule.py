@@ -69,7 +69,7 @@ def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> 
 
     def imbalance_of(workers: Iterable[WorkerSlot]) -> float:
         sizes = [(worker.node, len(worker.ids)) for worker in workers]
-        return imbalance(sizes, wanted=report.workers, supervisors=supervisors)
+        return imbalance(sizes, target_workers=report.workers, supervisors=supervisors)
 
     current = imbalance_of(report.assignment.workers)
     planned = imbalance_of(report.placement.workers)

@@ -15,10 +15,10 @@ import yaml
 from storm_dagster.core.scheduling.build import topology_to_place
 from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.core.submission.tasks import (
+    executor_counts,
     executors_of,
     normalize_topology,
     number_tasks,
-    wanted_executors,
     with_system_components,
 )
 from storm_dagster.core.submission.validation import validate_topology
@@ -178,7 +178,7 @@ def _to_place(
         raise type(error)(f"{source}: {error.message}") from None
     full_spec = with_system_components(spec, conf)
     table = _assign_declared_ids(number_tasks(full_spec, conf), topology.tasks, source)
-    executors = wanted_executors(full_spec)
+    executors = executor_counts(full_spec)
     _check_executors(table, executors, source)
     for key in ("dead", "unstopped"):
         _check_tasks(f"{source}.{key}", getattr(topology, key), table)

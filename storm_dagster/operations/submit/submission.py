@@ -18,8 +18,8 @@ from storm_dagster.core.submission.conf import (
     total_conf,
 )
 from storm_dagster.core.submission.tasks import (
+    executor_counts,
     number_tasks,
-    wanted_executors,
     with_system_components,
 )
 from storm_dagster.core.submission.validation import check_confs, normalize_submission
@@ -322,7 +322,7 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
     full_spec = with_system_components(spec, total)
     staged = staging.StagedTasks(
         table=number_tasks(full_spec, total),
-        executors=wanted_executors(full_spec),
+        executors=executor_counts(full_spec),
         workers=int(total["topology.workers"]),
         owner=str(total.get(OWNER_KEY) or ""),
         isolation=tuple(total.get("isolation.scheduler.machines") or ()),
