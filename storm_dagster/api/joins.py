@@ -18,7 +18,9 @@ _Row = dict[str, Tuple | None]
 class Join:
     """Definition of a join, in the order of the calls (as Storm's JoinBolt)::
 
-        Join("orders", "customer").inner("customers", "id", "orders").left("ratings", "customer", "orders")
+        Join("orders", "customer")
+            .inner("customers", "id", "orders")
+            .left("ratings", "customer", "orders")
             .select("customer", "orders:item", "customers:name", "ratings:stars as rating")
 
     The name of a stream is the component that it comes from (with ``by="stream"`` its own name). A

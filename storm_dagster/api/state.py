@@ -77,7 +77,8 @@ class TaskState:
     every line exactly once, although lines are delivered at least once::
 
         if not state.applied(line_id):
-            state.save({word: state.get(word, 0) + n for word, n in counts.items()}, applied=[line_id])
+            values = {word: state.get(word, 0) + n for word, n in counts.items()}
+            state.save(values, applied=[line_id])
         self.ack(tup)
 
     A component has it as ``self.context.state``. For tests and tools,

@@ -180,7 +180,8 @@ def _secure_nodes(invocation: Invocation) -> None:
     conf = invocation.conf
     if zookeeper_payload(conf) is None:
         raise InvalidRequest(
-            "the cluster has no user in ZooKeeper: set storm.secret.file (a user is derived from it) or "
+            "the cluster has no user in ZooKeeper: set storm.secret.file (a user is derived from "
+            "it) or "
             "storm.zookeeper.auth.payload"
         )
 
@@ -438,12 +439,14 @@ def code(
     """
     if invocation.conf_dir is not None or invocation.overrides:
         raise InvalidRequest(
-            "--conf-dir and -c do not reach the definitions of the code location: name the cluster by --home, "
+            "--conf-dir and -c do not reach the definitions of the code location: name the "
+            "cluster by --home, "
             "or by build_storm_defs(conf_dir=...) in the module"
         )
     if (socket is None) == (port is None):
         raise InvalidRequest(
-            "Dagster cannot reach the code server: name --socket FILE or --port, as workspace.yaml does"
+            "Dagster cannot reach the code server: name --socket FILE or --port, as "
+            "workspace.yaml does"
         )
     os.environ["STORM_DAGSTER_HOME"] = str(invocation.home)
     # Dagster's code server logs on standard error itself.
@@ -471,7 +474,8 @@ def code(
 def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> None:
     """End at once: the code server starts the runs, see `storm-dagster daemon code`."""
     notify(
-        "`storm-dagster daemon warm-runs` is no longer needed: start the code server with `storm-dagster daemon "
+        "`storm-dagster daemon warm-runs` is no longer needed: start the code server with "
+        "`storm-dagster daemon "
         "code`, which forks the runs, and remove this daemon"
     )
 

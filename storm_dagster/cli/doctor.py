@@ -42,7 +42,8 @@ def _system(invocation: Invocation) -> Iterator[HealthResult]:
         yield "ok", platform.platform(), ""
     else:
         remedy = (
-            "run them on Linux hosts or in containers; definitions, sensors, client and test harness"
+            "run them on Linux hosts or in containers; definitions, sensors, client and test "
+            "harness"
             " work here"
         )
         yield "warning", f"{platform.platform()}: supervisors and workers need Linux", remedy
@@ -62,7 +63,8 @@ def _java(invocation: Invocation) -> Iterator[HealthResult]:
         # Only the embedded ZooKeeper and Spark run on it.
         elsewhere = invocation.conf_dir is not None and bool(invocation.conf.get("spark.remote"))
         remedy = (
-            "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; "
+            "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install "
+            "java-17-openjdk-headless; "
             "macOS: brew install openjdk@17"
         )
         yield "warning" if elsewhere else "broken", error.message, remedy
@@ -335,7 +337,8 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
     local = ClusterFile.read(invocation.home) is not None and invocation.conf_dir is None
     if _names_no_cluster(invocation):
         raise Unavailable(
-            f"no cluster runs in {invocation.home}: start one with `storm-dagster dev`, or name another with "
+            f"no cluster runs in {invocation.home}: start one with `storm-dagster dev`, or name "
+            "another with "
             "--home or --conf-dir"
         )
     with (

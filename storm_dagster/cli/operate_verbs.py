@@ -154,12 +154,14 @@ def _check_users_key(nimbus: NimbusClient, key: str, doing: str) -> None:
     live_ids = {row["id"] for row in nimbus.get("/v1/topologies")["topologies"]}
     if topology_id in live_ids:
         raise Conflict(
-            f"blob {key!r} belongs to topology {topology_id}, which is alive, and cannot be {doing}: "
+            f"blob {key!r} belongs to topology {topology_id}, which is alive, and cannot be "
+            f"{doing}: "
             "use `storm-dagster update` or `kill`"
         )
     if topology_id is not None and doing == "stored":
         raise InvalidRequest(
-            f"blob {key!r} has the form of a topology's, and the cleaner would remove it: use another key"
+            f"blob {key!r} has the form of a topology's, and the cleaner would remove it: use "
+            "another key"
         )
     if key.startswith(("staging.", "staging-of.", "upload.")):
         raise InvalidRequest(
@@ -191,7 +193,8 @@ def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
     check_blob_key(key)
     if invocation.json and output is None:
         raise InvalidRequest(
-            "`blob cat --json` needs -o FILE: standard output can hold the blob or the JSON, not both"
+            "`blob cat --json` needs -o FILE: standard output can hold the blob or the JSON, not "
+            "both"
         )
     with (
         invocation.nimbus() as nimbus,
@@ -269,7 +272,8 @@ def _parse_expiry(text: str) -> int:
     match = re.fullmatch(r"(\d{1,6})([mhd])", text)
     if match is None or int(match[1]) == 0:
         raise InvalidRequest(
-            f"--expires {text!r:.40} is not a time: use a number of minutes, hours or days, such as 30d"
+            f"--expires {text!r:.40} is not a time: use a number of minutes, hours or days, such "
+            "as 30d"
         )
     return int(match[1]) * _UNITS[match[2]]
 

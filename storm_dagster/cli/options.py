@@ -65,8 +65,10 @@ class Invocation:
             return
         place = f"the storm.yaml of {self.conf_dir}" if self.conf_dir else f"{self.home} (HOME)"
         raise Unavailable(
-            f"no cluster is there: looked in {place}, and for a nimbus at {', '.join(seeds)} (nimbus.seeds, "
-            f"{self.conf.origins['nimbus.seeds']}): start one with `storm-dagster dev`, or name it: --home or "
+            f"no cluster is there: looked in {place}, and for a nimbus at {', '.join(seeds)} "
+            "(nimbus.seeds, "
+            f"{self.conf.origins['nimbus.seeds']}): start one with `storm-dagster dev`, or name "
+            "it: --home or "
             "STORM_DAGSTER_HOME for a local one, --conf-dir with the folder of its storm.yaml, or "
             "-c nimbus.seeds=[host:port]"
         )

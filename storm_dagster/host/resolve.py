@@ -51,5 +51,6 @@ def load_plugin(key: str, name: str) -> Any:
         return operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidRequest(
-            f"{key} {name!r:.200} cannot be loaded ({error}): correct it, or put the module on PYTHONPATH"
+            f"{key} {name!r:.200} cannot be loaded ({error}): correct it, or put the module on "
+            "PYTHONPATH"
         ) from None

@@ -62,7 +62,8 @@ _PAGE = re.compile(r"/|/hosts|/topologies/[^/]+(/placement|/graph\.svg)?")
 _STATIC = re.compile(r"/static/[a-z]+\.(css|js)")
 """The same for every cluster."""
 _READ = re.compile(
-    r"/metrics|/v1/(cluster|operations|topologies(/.*)?|runs/[^/]+)|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
+    r"/metrics|/v1/(cluster|operations|topologies(/.*)?|runs/[^/]+)"
+    r"|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
 )
 BASIC = 'Basic realm="storm_dagster", charset="UTF-8"'
 """Challenge to a browser."""
@@ -250,8 +251,10 @@ class Authentication:
         if certificate is not None and self._security.ca is not None:
             return Caller(certificate, host=host, groups=groups_of(certificate))
         raise NotAuthenticated(
-            "this cluster needs authentication: sign with its secret (storm.secret.file of the client's conf), send a "
-            "token (`storm-dagster token create`; Authorization: Bearer), or show a client certificate (storm.tls.cert)"
+            "this cluster needs authentication: sign with its secret (storm.secret.file of the "
+            "client's conf), send a "
+            "token (`storm-dagster token create`; Authorization: Bearer), or show a client "
+            "certificate (storm.tls.cert)"
         )
 
     def _authorize(self, caller: Caller, scope: Scope) -> None:
@@ -263,7 +266,8 @@ class Authentication:
         if caller.scope is not None:
             if not allows(caller.scope, scope["method"], scope["path"]):
                 raise NotAuthorized(
-                    f"{caller} has the scope {caller.scope!r}, which does not cover this: make another token"
+                    f"{caller} has the scope {caller.scope!r}, which does not cover this: make "
+                    "another token"
                 )
             return
         operation, topology = operation_of(scope["method"], scope["path"])

@@ -132,7 +132,8 @@ class Guard:
         host = host_of(authority)
         if not _is_own_name(host, self.hosts):
             return InvalidRequest(
-                f"this service is not called {host!r:.100}: use its address, or set storm.local.hostname to that name"
+                f"this service is not called {host!r:.100}: use its address, or set "
+                "storm.local.hostname to that name"
             )
         origin = headers.get(b"origin")
         if origin is not None and not _same_origin(origin, scheme, authority):

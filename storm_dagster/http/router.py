@@ -114,13 +114,15 @@ class Router:
             variables = [parameter.name for parameter in described if parameter.place == "path"]
             if variables != _VARIABLE.findall(path):
                 raise TypeError(
-                    f"{handler.__qualname__} has the path parameters {variables}: declare those of {path}"
+                    f"{handler.__qualname__} has the path parameters {variables}: declare those "
+                    f"of {path}"
                 )
             names = inspect.signature(handler).parameters
             takes_request = "request" in names
             if not takes_request and ("document" in names) != (body is not None):
                 raise TypeError(
-                    f"{handler.__qualname__} must take a document if its route has a body, and only then"
+                    f"{handler.__qualname__} must take a document if its route has a body, and "
+                    "only then"
                 )
             self.operations.append(
                 HttpOperation(
@@ -166,7 +168,8 @@ def _arguments_of(handler: Callable[..., Any]) -> dict[str, Parameter]:
         parameters = [entry for entry in metadata if isinstance(entry, Parameter)]
         if len(parameters) != 1 or parameters[0].place == "header":
             raise TypeError(
-                f"parameter {name!r} of {handler.__qualname__} is not one of the path or the query: "
+                f"parameter {name!r} of {handler.__qualname__} is not one of the path or the "
+                "query: "
                 "annotate it with a Parameter"
             )
         arguments[name] = parameters[0]

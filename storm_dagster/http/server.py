@@ -54,7 +54,8 @@ def listen(host: str, port: int, key: str) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise Unavailable(
-                f"port {port} of {host} ({key}) is taken by another process: stop that one, or set {key} to a free port (0: any)"
+                f"port {port} of {host} ({key}) is taken by another process: stop that one, or "
+                f"set {key} to a free port (0: any)"
             ) from None
         raise Unavailable(f"cannot listen on {host}:{port} ({key}): {error.strerror}") from None
     listener.set_inheritable(False)
@@ -117,7 +118,8 @@ class _BoundedProtocol(_Base):
             transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         ):
             _log.warning(
-                "a connection of another user of this machine is refused: set storm.secret.file to let it in"
+                "a connection of another user of this machine is refused: set storm.secret.file "
+                "to let it in"
             )
             transport.abort()
         self._head_bytes = 0

@@ -34,7 +34,8 @@ _IN_TEXT = re.compile(
     # User and password in an address, options of a Spark or database address, headers, AWS and
     # GitHub keys.
     r"(?P<login>(?<=://)[^/?#\s]*@)"
-    r"|(?P<option>[;?&](?:[a-z_.-]*(?:token|password|passwd|pwd|secret|authorization|key))=)[^;&\s\"']+"
+    r"|(?P<option>[;?&](?:[a-z_.-]*(?:token|password|passwd|pwd|secret|authorization|key))=)"
+    r"[^;&\s\"']+"
     r"|(?P<header>\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=._~-]{8,}"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{20,}",
     re.IGNORECASE,

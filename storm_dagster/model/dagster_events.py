@@ -164,7 +164,8 @@ def _plain(value: Any, subject: str, place: str, depth: int) -> Any:
             for key, item in value.items()
         }
     raise InvalidRequest(
-        f"{subject}: {place} is {value!r:.60} ({type(value).__name__}), which JSON cannot hold: give"
+        f"{subject}: {place} is {value!r:.60} ({type(value).__name__}), which JSON cannot hold: "
+        "give"
         " strings, finite numbers, booleans, None, lists or maps with strings as keys, at most"
         f" {_MAX_DEPTH} deep (a datetime as .isoformat(), an array as .tolist())"
     )

@@ -117,11 +117,13 @@ class DagsterNames:
 
 
 STORAGE_REMEDY = (
-    "start the database that `storage` in dagster.yaml names (without one: fix the folder DAGSTER_HOME). "
+    "start the database that `storage` in dagster.yaml names (without one: fix the folder "
+    "DAGSTER_HOME). "
     "Until then topologies keep running, and kill, activate and deactivate work"
 )
 _SIGNS = re.compile(
-    r"sqlalchemy\.exc\.|psycopg2?\.|sqlite3\.|pymysql\.|\((?:psycopg2?|sqlite3|pymysql)[.\w]*\)|DagsterPostgresException"
+    r"sqlalchemy\.exc\.|psycopg2?\.|sqlite3\.|pymysql\."
+    r"|\((?:psycopg2?|sqlite3|pymysql)[.\w]*\)|DagsterPostgresException"
     r"|DagsterMySQLException|(?:Operational|Interface|Database)Error"
 )
 _BACKGROUND = re.compile(r"\(Background on this error at: \S+\)|\[SQL:.*", re.S)

@@ -4,7 +4,8 @@ There are one root and five branches. Each class has the HTTP status of the serv
 code of the command line, so that the mapping is in one place. A message names the thing, the
 reason and the remedy, in this form::
 
-    topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set topology.workers=3
+    topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set
+    topology.workers=3
 """
 
 from typing import Any, ClassVar

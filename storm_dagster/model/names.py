@@ -200,6 +200,7 @@ def check_blob_key(key: object) -> str:
     """
     if not isinstance(key, str) or not _BLOB_KEY.fullmatch(key) or key in (".", ".."):
         raise InvalidRequest(
-            f"blob key {key!r:.80} may hold 1 to 255 letters, digits, blanks and any of ._:- and not be '.' or '..'"
+            f"blob key {key!r:.80} may hold 1 to 255 letters, digits, blanks and any of ._:- and "
+            "not be '.' or '..'"
         )
     return key

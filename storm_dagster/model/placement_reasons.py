@@ -96,14 +96,17 @@ _REFUSALS = {
     ),
     "differ node": Refusal(
         "Unavailable",
-        "topology {name!r} wants {needed} tasks of component {component!r} on different supervisors, its workers "
-        "are on {supervisors} that may take one: raise topology.workers, add a supervisor, rebalance with "
+        "topology {name!r} wants {needed} tasks of component {component!r} on different "
+        "supervisors, its workers "
+        "are on {supervisors} that may take one: raise topology.workers, add a supervisor, "
+        "rebalance with "
         "reassign, or turn task.on.differ.node off",
         "task.on.differ.node finds too few supervisors",
     ),
     "too many requests": Refusal(
         "InvalidRequest",
-        "topology {name!r} places {workers}, but use.userdefine.assignment asks for {requested} and "
+        "topology {name!r} places {workers}, but use.userdefine.assignment asks for {requested} "
+        "and "
         "{kept} would be kept beside: raise topology.workers, ask for fewer workers, or "
         "place all again (rebalance with reassign, or without use.old.assignment)",
         "more workers are asked for than its topology has",
@@ -116,7 +119,8 @@ _REFUSALS = {
     ),
     "local": Refusal(
         "InvalidRequest",
-        "topology {name!r} uses the local strategy, which needs exactly one supervisor, there are {supervisors}: "
+        "topology {name!r} uses the local strategy, which needs exactly one supervisor, there "
+        "are {supervisors}: "
         "set topology.scheduler.strategy=balanced or leave one supervisor",
         "the local strategy needs exactly one supervisor",
     ),

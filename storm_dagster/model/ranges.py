@@ -45,7 +45,8 @@ def decode_ranges(text: str) -> tuple[int, ...]:
         return ()
     if not _RANGES.fullmatch(text):
         raise Corrupt(
-            f"task ranges {text!r:.80} are not of the form '1-3,7': the record was damaged or forged"
+            f"task ranges {text!r:.80} are not of the form '1-3,7': the record was damaged or "
+            "forged"
         )
     ids: list[int] = []
     previous = 0

@@ -503,7 +503,8 @@ def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
         max_size = max(MAX_UNKNOWN_BYTES, len(raw) // 2)
         if size > max_size:
             raise Corrupt(
-                f"{place} has {size} bytes in fields that this release does not know, {max_size} are"
+                f"{place} has {size} bytes in fields that this release does not know, {max_size} "
+                "are"
                 f" allowed: it is not a {cls.__name__} of a release that may run beside this one;"
                 " look at the node before removing it"
             )

@@ -123,7 +123,9 @@ class KillRequest(VerbRequest):
         default=None,
         ge=0,
         le=_MAX_SECS,
-        description="Seconds of silence before it, so that tuples finish. [default: message timeout]",
+        description=(
+            "Seconds of silence before it, so that tuples finish. [default: message timeout]"
+        ),
     )
 
 

@@ -32,7 +32,8 @@ class Slot(NamedTuple):
         match = _KEY.fullmatch(key)
         if match is None:
             raise Corrupt(
-                f"slot {key!r:.80} is not of the form <supervisor>:<port>: the record that names it "
+                f"slot {key!r:.80} is not of the form <supervisor>:<port>: the record that names "
+                "it "
                 "was damaged or forged"
             )
         return cls(match[1], int(match[2]))

@@ -201,7 +201,8 @@ _ROWS: tuple[Verb, ...] = (
     Verb(
         name="gray-upgrade",
         summary=(
-            "Upgrade some workers of a topology to new code first. Without new code, upgrade the next"
+            "Upgrade some workers of a topology to new code first. Without new code, upgrade the "
+            "next"
             " workers."
         ),
         request=GrayUpgradeRequest,

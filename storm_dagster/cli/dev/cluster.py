@@ -98,7 +98,8 @@ class DevCluster:
                 lock_file(lock, wait=False)
             except OSError:
                 raise Conflict(
-                    f"a cluster is being started or ended in {self._home}: wait, or give another --home"
+                    f"a cluster is being started or ended in {self._home}: wait, or give another "
+                    "--home"
                 ) from None
             refuse_live_home(self._home)
             for record in RunFile.read_all(self._home):
@@ -367,12 +368,14 @@ class DevCluster:
             for daemon in needs:
                 if daemon.deaths >= _MAX_DEATHS:
                     raise Unavailable(
-                        f"{daemon.spec.name} does not start; the end of {daemon.output}:\n{daemon.tail()}"
+                        f"{daemon.spec.name} does not start; the end of "
+                        f"{daemon.output}:\n{daemon.tail()}"
                     )
             if time.monotonic() > self._deadline:
                 tails = "\n".join(f"{daemon.spec.name}: {daemon.tail(600)}" for daemon in needs)
                 raise Unavailable(
-                    f"{subject} was not ready within {self._plan.options.timeout:g} s {detail()}: see "
+                    f"{subject} was not ready within {self._plan.options.timeout:g} s "
+                    f"{detail()}: see "
                     f"{self._home / 'logs'}\n{tails}"
                 )
             self._stop.wait(0.1)

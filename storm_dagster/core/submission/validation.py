@@ -89,7 +89,8 @@ def _check_submitted_keys(submitted: Conf) -> None:
     size = len(json.dumps(submitted_keys(submitted)))
     if size > MAX_SUBMITTED_KEYS_BYTES:
         raise InvalidTopology(
-            f"the names of the {len(submitted)} submitted conf keys take {size} bytes, a topology's "
+            f"the names of the {len(submitted)} submitted conf keys take {size} bytes, a "
+            "topology's "
             f"record has room for {MAX_SUBMITTED_KEYS_BYTES}: use fewer keys, such as one map"
         )
 

@@ -133,7 +133,10 @@ def next_move(
         )
     if boot_now - run.started <= launch_secs:
         return None
-    reason = f"the tasks of {address} did not run within {launch_secs:g} s of its start with the new code"
+    reason = (
+        f"the tasks of {address} did not run within {launch_secs:g} s of its start "
+        "with the new code"
+    )
     return Move(address, "failed", mark.model_copy(update={"failed": reason}))
 
 

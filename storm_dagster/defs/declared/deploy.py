@@ -217,7 +217,8 @@ class Reconciler:
         if "running" in differ:
             if not may_submit:
                 self.notify(
-                    f"{differ['running']}: it was ended, and stays so until a user deploys it by hand"
+                    f"{differ['running']}: it was ended, and stays so until a user deploys it by "
+                    "hand"
                 )
                 return []
             return [self._submit()]

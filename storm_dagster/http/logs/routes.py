@@ -90,16 +90,15 @@ def log_page(*, path: str, name: str, text: str, start: int, length: int, size: 
         "next": min(start + length, last),
         "last": last,
     }
-    links = " ".join(
-        f'<a href="{escape(path)}?file={quote(name, safe="")}&amp;start={place}&amp;length={length}">{word}</a>'
-        for word, place in places.items()
-    )
+    address = f"{escape(path)}?file={quote(name, safe='')}&amp;length={length}&amp;start="
+    links = " ".join(f'<a href="{address}{place}">{word}</a>' for word, place in places.items())
     title = escape(_INVISIBLE.sub("\ufffd", name))
     end = start + len(text.encode("utf-8", "replace"))
     return (
         "<!DOCTYPE html>\n"
         f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        "<style>body{font:14px sans-serif;margin:1em}pre{white-space:pre-wrap;overflow-wrap:anywhere}</style>"
+        "<style>body{font:14px "
+        "sans-serif;margin:1em}pre{white-space:pre-wrap;overflow-wrap:anywhere}</style>"
         f"</head><body><h1>{title}</h1><p>bytes {start} to {end} of {size}: {links}</p>"
         f"<pre>{content}</pre><p>{links}</p></body></html>\n"
     )
@@ -125,7 +124,10 @@ class LogRoutes:
     @router.route(
         "GET",
         "/logview",
-        summary="JStorm's log view: show, download, list or search logs, stacks of a worker, conf of this daemon",
+        summary=(
+            "JStorm's log view: show, download, list or search logs, stacks of a worker, conf of "
+            "this daemon"
+        ),
         parameters=_LOGVIEW_PARAMETERS,
         responses={
             200: {

@@ -143,7 +143,8 @@ async def receive_file(
             ) from error
         if expected is not None and digest.hexdigest() != expected:
             raise InvalidRequest(
-                f"{size} bytes with SHA-256 {digest.hexdigest()} arrived, {expected} was announced: "
+                f"{size} bytes with SHA-256 {digest.hexdigest()} arrived, {expected} was "
+                "announced: "
                 "the transfer was damaged, send it again"
             )
         yield path, digest.hexdigest()

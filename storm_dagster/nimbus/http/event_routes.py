@@ -86,7 +86,8 @@ class EventRoutes:
         workers = nimbus.cluster.live_workers(topology.id).values()
         if not any(hmac.compare_digest(token, worker.token.encode()) for worker in workers):
             raise NotAuthenticated(
-                f"events of topology {topology.id} come from its live workers only, which send their start token "
+                f"events of topology {topology.id} come from its live workers only, which send "
+                "their start token "
                 "(Authorization: Bearer)"
             )
         return topology.id

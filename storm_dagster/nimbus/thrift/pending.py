@@ -118,7 +118,8 @@ class PendingSubmissions:
         """
         if not self._discard(pending.token):
             raise Unavailable(
-                f"the launch of topology {pending.name!r} failed at this nimbus, but another leader "
+                f"the launch of topology {pending.name!r} failed at this nimbus, but another "
+                "leader "
                 "may still launch it: check with `storm-dagster list` before you submit it again"
             )
         self._nimbus.uploads.cancel(pending.handle)

@@ -28,7 +28,8 @@ from storm_dagster.nimbus.requests.topology_stats import SharedAnswers
 _HERE = Path(__file__).parent
 _MEDIA = {".css": "text/css", ".js": "text/javascript"}
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src "
+    "'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _SHARED_SECS = 2.0

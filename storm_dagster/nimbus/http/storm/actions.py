@@ -312,7 +312,8 @@ class TopologyActions:
         """Raise an error that names the alternative to Storm's event log."""
         topology_by_name(self._reader.view(), name)
         raise InvalidRequest(
-            "tuples are not sampled into an event log here: set topology.debug=true and update the topology, "
+            "tuples are not sampled into an event log here: set topology.debug=true and update "
+            "the topology, "
             "which logs every tuple"
         )
 
@@ -321,7 +322,8 @@ class TopologyActions:
         topology_by_name(self._reader.view(), name)
         return {
             "status": "disabled",
-            "message": "workers are Python processes: use dumpjstack, or attach py-spy to the pid of the worker",
+            "message": "workers are Python processes: use dumpjstack, or attach py-spy to the "
+            "pid of the worker",
         }
 
 

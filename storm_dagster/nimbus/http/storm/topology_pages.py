@@ -174,7 +174,8 @@ class TopologyPages:
         part = snapshot.components.get(component)
         if part is None:
             raise KeyNotFound(
-                f"topology {snapshot.name!r} has no component {component!r:.80}: it has {', '.join(sorted(snapshot.components))}"
+                f"topology {snapshot.name!r} has no component {component!r:.80}: it has "
+                f"{', '.join(sorted(snapshot.components))}"
             )
         return {
             "id": part.id,
