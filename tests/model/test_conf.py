@@ -188,11 +188,11 @@ def test_a_key_family_of_storm_hides_neither_known_keys_nor_typos() -> None:
 # Keys that are put together where they are read: pattern of what is read there -> the module.
 PUT_TOGETHER = {
     "nimbus.executors.perTopology": (
-        r'"executors".*nimbus\.\{what\}\.perTopology',
+        r'"executors".*nimbus\.\{unit\}\.perTopology',
         "core/submission/validation.py",
     ),
     "nimbus.slots.perTopology": (
-        r'"slots".*nimbus\.\{what\}\.perTopology',
+        r'"slots".*nimbus\.\{unit\}\.perTopology',
         "core/submission/validation.py",
     ),
     "topology.bolt.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/tasks.py"),

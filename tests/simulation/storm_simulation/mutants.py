@@ -339,7 +339,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "supervisors watch what is gone",
         "I3",
-        (cluster_link.ClusterLink, "_read_mine", _always_watched),
+        (cluster_link.ClusterLink, "_read_assignment", _always_watched),
     ),
     _m(
         "everybody watches what is gone",
