@@ -195,8 +195,6 @@ PUT_TOGETHER = {
         r'"slots".*nimbus\.\{unit\}\.perTopology',
         "core/submission/validation.py",
     ),
-    "topology.bolt.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/tasks.py"),
-    "topology.spout.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/tasks.py"),
     "topology.bolts.late.tuple.stream": (r"_PREFIX\}late\.tuple\.stream", "api/windows.py"),
 }
 WITHOUT_READER = {
