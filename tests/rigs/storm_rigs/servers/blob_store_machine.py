@@ -333,10 +333,13 @@ class BlobStoreMachine(RuleBasedStateMachine):
         reader = self.stores[self.user_of_step]
         other: Any = self.stores[1 - self.user_of_step]
         assert reader.keys() == sorted(self.model)
-        assert other.list() == [
+        expected = [
             BlobMeta(key, len(content), sha256_of(content))
             for key, content in sorted(self.model.items())
         ]
+        listed = other.list()
+        # This module's assertions are not rewritten by pytest.
+        assert listed == expected, f"{listed} are listed, {expected} expected"
         for key in self.keys_to_read():
             assert other.exists(key) and reader.read(key) == self.model[key]
             self.check_meta(other.meta(key), key, self.model[key])
