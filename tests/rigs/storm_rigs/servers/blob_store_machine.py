@@ -35,7 +35,8 @@ from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound
 
 LEGAL_CHARACTERS = string.ascii_letters + string.digits + "_ .:-"
 KEYS = st.one_of(
-    st.sampled_from(["a", "ab", "b", "a b:c", ".dot", "staging.t1.conf"]),
+    # A key `staging.TOKEN.PART` would be garbage to a nimbus, which deletes it after a minute.
+    st.sampled_from(["a", "ab", "b", "a b:c", ".dot", "staging.t1"]),
     # A key of nothing but dots is not legal.
     st.text(LEGAL_CHARACTERS, min_size=1, max_size=80).filter(lambda key: key.strip(".")),
 )
@@ -240,7 +241,7 @@ class BlobStoreMachine(RuleBasedStateMachine):
             stream.seek(min(start, len(content)))
             assert stream.read(size) == content[start : start + size]
 
-    @rule(prefix=st.sampled_from(["", "a", "a ", ".", "staging.t1.", "x"]), user=st.integers(0, 1))
+    @rule(prefix=st.sampled_from(["", "a", "a ", ".", "staging.", "x"]), user=st.integers(0, 1))
     def list_keys(self, prefix: str, user: int) -> None:
         """Keys come in order."""
         listed = self.stores[user].keys(prefix)
