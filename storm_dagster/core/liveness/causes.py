@@ -232,9 +232,9 @@ class LivenessMemory(msgspec.Struct, frozen=True):
     Unset if no worker was lost recently.
     """
     last_signs: Mapping[str, float] | UnsetType = UNSET
-    """Lost host that still holds tasks -> boot clock at which its counter last rose.
+    """Supervisor that is gone but still has tasks -> boot clock at which its counter last rose.
 
-    Unset if there is none.
+    Unset if there is no such supervisor.
     """
     cold: bool = False
     """True if the whole cluster had just started at the first poll.
