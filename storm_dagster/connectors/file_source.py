@@ -27,6 +27,7 @@ _KINDS = {
 _MAX_FILES = 8
 """Maximum number of files that one read takes records from."""
 _RETRY_SECS = 10.0
+"""Pause before a file that could not be read is tried once more."""
 _TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated")
 """Names of the time of the last modification, in the different file systems."""
 
@@ -108,7 +109,7 @@ class FileSource(Source):
     def read(
         self, most: int, full: Collection[str]
     ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
-        """The next records of the first files."""
+        """The next records of the first files that are not full, and the ends of files."""
         records: list[SourceRecord | PartitionEnd | Exception] = []
         for name in self._readable_files(full):
             try:
@@ -131,7 +132,10 @@ class FileSource(Source):
         return records
 
     def _readable_files(self, full: Collection[str]) -> list[str]:
-        """The first unread files that are not full and do not wait for a retry."""
+        """The first unread files.
+
+        Left out: full ones (:meth:`Source.read`), and those that wait for a retry.
+        """
         now = time.monotonic()
         names: list[str] = []
         for name in self._unread:

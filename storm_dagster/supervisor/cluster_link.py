@@ -34,7 +34,9 @@ _OWN_READ_SECS = 120.0
 _VANISHED_TWICE_SECS = 0.3
 """Time between two reads of an assignment before it counts as removed."""
 _MAX_REPORTS = 100
+"""Maximum number of pending errors."""
 _LOST_RETRY_SECS = 0.5
+"""Pause before the cluster is read once more after an error."""
 _UPGRADE_SECS = 0.2
 """Poll interval of this supervisor's processes during an upgrade of their topology."""
 
@@ -343,6 +345,10 @@ class ClusterLink:
             )
 
     def _beat_due(self, cluster: StormClusterState, info: SupervisorInfo) -> bool:
+        """True if the heartbeat record must be written now.
+
+        It changed, its session is new, or the last write is too long ago.
+        """
         # Without a completed pass, no heartbeat: a hung loop must not look alive.
         if self.passes() == self._beat_passes:
             return False
@@ -354,6 +360,8 @@ class ClusterLink:
         return changed or expired or overdue
 
     def _write_heartbeat(self, cluster: StormClusterState, info: SupervisorInfo) -> None:
+        """Write the heartbeat record, and note when and with which pass of the loop."""
+        # Before the write: a pass that completes during it lets the next heartbeat be written.
         passes = self.passes()
         self._beat_session = cluster.session.session_id
         cluster.supervisor_heartbeat(self.id, info)

@@ -24,7 +24,9 @@ CHECK_SECS = 5.0
 """Interval at which a follower polls for a leader, besides its watch."""
 _MIN_BACK_OFF_SECS = 1.0
 _MAX_BACK_OFF_SECS = 60.0
+"""Bounds of the pause after an attempt that failed."""
 _ANSWER_SECS = 3.0
+"""Longest wait for this nimbus's own answer at its address."""
 _MAX_UNANSWERED = 3
 """Checks of its own address that must fail in a row before a leader resigns.
 
@@ -207,10 +209,14 @@ class Election:
         if status.snapshot.epoch is not None:
             _log.warning("nimbus %s no longer leads, it is a follower", me.address)
         http = None
+        # ``leader`` may be this nimbus, although it does not lead: its former process wrote the
+        # node, and that session has not ended, or this nimbus could not resign.
         if leader is not None and leader != me.address:
-            epoch = self._nimbus.cluster.epoch()
-            if epoch is not None and epoch[1].leader == leader:
-                http = epoch[1].http
+            stored_epoch = self._nimbus.cluster.epoch()
+            if stored_epoch is not None:
+                _, record = stored_epoch
+                if record.leader == leader:
+                    http = record.http
         if status.snapshot.leader != leader:
             if leader is None:
                 _log.info("nimbus %s has no leader to follow yet", me.address)

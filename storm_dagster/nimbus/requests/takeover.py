@@ -266,10 +266,11 @@ class TakeOver:
         self._nimbus.launches.note_run(key, str(run_id))
 
     def _end(self, ctx: OperationsContext, operation: "_Open") -> None:
-        """End the record, if it still has the version that was read.
+        """End the record, if no process has changed it since it was read.
 
-        A record that was changed since is handled in the next round. The token of a submission
-        stays bound to its topology id.
+        Otherwise the next round handles the changed record. The record of a submission or update
+        stays, marked as ended, so that its token keeps its topology id; that of another change is
+        deleted.
         """
         if isinstance(operation.record, TokenRecord):
             release_token(ctx, operation.key, ended=True, version=operation.version)

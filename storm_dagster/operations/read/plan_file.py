@@ -122,13 +122,13 @@ def _load(text: str) -> list[Any]:
 def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
     """Make the batch that the document describes, with the checks of a submission."""
     values, _ = validate_conf(document.conf, source=f"{source}: conf")
-    cluster = {**default_conf(), **values}
+    cluster_conf = {**default_conf(), **values}
     supervisors = tuple(_supervisor(supervisor) for supervisor in document.supervisors)
     hosts = {supervisor.id: supervisor.info.host for supervisor in supervisors}
     topologies: list[TopologyToPlace] = []
     for index, topology in enumerate(document.topologies):
         position = f"{source}: {place('topologies', index)}"
-        topologies.append(_to_place(topology, cluster, hosts, position))
+        topologies.append(_to_place(topology, cluster_conf, hosts, position))
     return PlacementBatch(supervisors=supervisors, topologies=tuple(topologies))
 
 
@@ -156,10 +156,15 @@ def _old_worker(worker: PlanOldWorker, hosts: Mapping[str, str]) -> WorkerSlot:
 
 
 def _to_place(
-    topology: PlanTopology, cluster: Mapping[str, Any], hosts: Mapping[str, str], source: str
+    topology: PlanTopology, cluster_conf: Mapping[str, Any], hosts: Mapping[str, str], source: str
 ) -> TopologyToPlace:
-    own, _ = validate_conf(topology.conf, source=f"{source}.conf", submitted=True)
-    conf = total_conf(cluster, own)
+    """A topology of the document as the planner takes it, after a submission's checks.
+
+    ``cluster_conf``: defaults and the document's conf; ``hosts``: supervisor id -> host;
+    ``source``: place in the document, for errors.
+    """
+    own_conf, _ = validate_conf(topology.conf, source=f"{source}.conf", submitted=True)
+    conf = total_conf(cluster_conf, own_conf)
     spec = TopologySpec(
         name=topology.name,
         spouts={
@@ -190,6 +195,7 @@ def _to_place(
         tasks=table,
         executors=executors_of(table, executors),
     )
+    # So far it is a new topology; the document may describe one that runs, and an event of it.
     return to_place.model_copy(
         update={
             "event": topology.event,

@@ -100,7 +100,9 @@ class NativeEngine:
     def place(self, placement: Placement) -> None:
         """Apply a placement.
 
-        Opens the tasks in ``placement.open``, closes all others, and rebuilds the routes.
+        Close and open tasks, connect the peers, and rebuild the routes if they changed. Tasks of
+        components whose tasks changed are reopened. Then trees with parts in ended workers fail,
+        and tuples that waited for a task that is open now are queued.
         """
         previous = self.placement
         self.placement = placement
@@ -113,9 +115,9 @@ class NativeEngine:
         self.close_tasks(self._tasks_to_reopen(previous, placement), reopen=True)
         must_rewire = self._must_rewire(previous, placement)
         if self.transport is not None:
-            used = {slot for slot in placement.slots.values() if slot != self.slot}
+            peer_slots = {slot for slot in placement.slots.values() if slot != self.slot}
             addresses = {
-                slot: address for slot, address in placement.addresses.items() if slot in used
+                slot: address for slot, address in placement.addresses.items() if slot in peer_slots
             }
             unsent = self.transport.set_peers(addresses, placement.tokens.values())
             self.exchange.fail_unsent(unsent)
@@ -126,16 +128,17 @@ class NativeEngine:
             self._rewire()
         self.exchange.on_workers(self.shared.clock())
         if previous is not None:
-            ended = [
+            ended_slots = [
                 slot for token, slot in previous.tokens.items() if token not in placement.tokens
             ]
-            self.pressure.forget(ended)
+            self.pressure.forget(ended_slots)
         self._queue_waiting_tuples(placement)
         if self.master is not None:
             self.master.table.follow(placement)
         self._update_spouts(self.shared.clock())
 
     def _must_rewire(self, previous: Placement | None, placement: Placement) -> bool:
+        """True if a target of a route has changed, or a task here is to be opened."""
         if previous is None:
             return True
         places = attrgetter("slots", "components", "open", "addresses")
@@ -159,6 +162,7 @@ class NativeEngine:
                     self.shared.ledger.fail(tup, LOST)
 
     def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
+        """Open tasks whose context changes with the tasks of their component or its readers."""
         # A component divides input, state and keys over its tasks, and direct senders name tasks of
         # their readers: with other tasks, what `initialize` derived from the context is wrong.
         current = by_component(placement.components)

@@ -278,9 +278,10 @@ class Runner:
         return self.waiting() * stats.execute_ns / stats.timed / 1e9 if stats.timed else 0.0
 
     def busy_elsewhere(self) -> bool:
-        """True if a thread or process of the task has work.
+        """True while work of the task is done outside the loop.
 
-        The loop may wait for it.
+        It is done by the task's thread, its program, or the reader of its state. The test harness
+        then waits instead of ending. Runners with such a part override this method.
         """
         return False
 
