@@ -64,10 +64,13 @@ class FileSource(Source):
         """Find the file system."""
         self._fs, self._pattern = file_system(self.path, client_settings(conf, "files."))
         self._times: dict[str, float | None] = {}
+        """Files that match the pattern -> time of their last modification, ``None`` if unknown."""
         self._unread: dict[str, int] = {}
         """Files to read, in their order -> number of records that were read."""
         self._ended: set[str] = set()
+        """Files that were read to their end."""
         self._rows: dict[str, Iterator[Any]] = {}
+        """Files that are being read -> their next records."""
         self._retry_at: dict[str, float] = {}
         """Files that could not be read -> time of the next try."""
 

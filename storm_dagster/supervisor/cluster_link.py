@@ -73,18 +73,25 @@ class ClusterLink:
         self._damaged: set[str] = set()
         """Ids of the topologies whose assignment could not be decoded."""
         self._wakes: dict[str, Callable[[], None]] = {}
+        """Topology id -> function that its watches call."""
         self._assignments_changed = threading.Event()
         self._read_at = -_READ_SECS
         self._read_own_at = time.monotonic()
         self._urls: tuple[str, ...] = ()
         self._reports: deque[tuple[str, int, str, int]] = deque(maxlen=_MAX_REPORTS)
         self._count = 0
+        """Number of heartbeats written; it is the counter in the record."""
         self._beat_secs = float(self.conf["supervisor.heartbeat.frequency.secs"])
         self._beat_at: float | None = None
+        """Monotonic time of the last heartbeat; ``None`` before the first."""
         self._beat_passes = 0
+        """Completed passes of the loop before the last heartbeat."""
         self._beat_session = 0
+        """Id of the session in which the last heartbeat was written, or tried."""
         self._beat: SupervisorInfo | None = None
+        """Record of the last heartbeat."""
         self._problem = ""
+        """Problem that was logged last; empty without one."""
         self._event = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cluster-link", daemon=True)
@@ -167,7 +174,7 @@ class ClusterLink:
             self._cluster.disconnect()
 
     def _log_problem(self, problem: str) -> None:
-        """Log a problem once, and its end."""
+        """Log a problem once, and that it has ended; ``""``: none."""
         if problem != self._problem:
             if problem:
                 _log.error("%s (the workers here continue)", problem)
@@ -176,6 +183,7 @@ class ClusterLink:
             self._problem = problem
 
     def _sync(self) -> None:
+        """Read the changes, and write the heartbeat and the pending errors, as far as due."""
         cluster = self._cluster
         if cluster is None:
             cluster = self._connect()
@@ -222,7 +230,7 @@ class ClusterLink:
             self._event.set()
 
     def _until_due(self) -> float:
-        """Seconds until the next read or heartbeat is due."""
+        """Seconds until the next read or heartbeat is due, within the bounds of a pause."""
         max_pause = float(self.conf["supervisor.monitor.frequency.secs"])
         if self.upgrades.states:
             # A change of a local process may have to be written, which wakes no thread.

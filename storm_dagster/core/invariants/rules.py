@@ -315,6 +315,7 @@ def one_topology_per_token(snapshot: ClusterSnapshot) -> Problems:
 # -- I7: each worker is on one version -------------------------------------------------------------
 
 _UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
+"""Statuses of a topology during a gray upgrade."""
 
 
 @rule_of(

@@ -226,6 +226,7 @@ class LivenessMemory(msgspec.Struct, frozen=True):
     supervisors: Mapping[str, FirstSeen] = msgspec.field(default_factory=dict)
     """Supervisor id -> its counter."""
     frozen_since: float | None = None
+    """Boot clock at which the mass loss was first seen; ``None`` without one."""
     lost: Mapping[str, float] | UnsetType = UNSET
     """``"node:port"`` -> boot clock at which its worker last counted as lost.
 

@@ -31,6 +31,10 @@ from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
 _MASS_LOSS_SUPERVISORS = 3
+"""Minimum number of supervisors with lost workers for a mass loss.
+
+With fewer, the fault is more likely that of a host.
+"""
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ def _last_signs(
         rises[supervisor_id] = counter.since
     rises.update(memory.last_signs or {})
     # The stored memory of the sensor has placeholders with ``since`` 0 in place of counters
-    # (HealingMemory.to_record). The limit leaves them out: their rises were not seen.
+    # (HealingMemory.to_record). Below ``oldest`` they do not count: their rises were not seen.
     oldest = memory.since
     if memory.cold:
         # The restart of the cluster may fall in an outage of the observer: then ``since`` is one
@@ -237,9 +241,12 @@ class _Check:
 
     view: ClusterView
     memory: LivenessMemory
+    """Memory of the last check."""
     limits: "LivenessLimits"
     now: float
+    """Boot clock of this check."""
     silent: frozenset[str]
+    """Ids of the registered supervisors whose counter does not rise."""
     last_signs: Mapping[str, float]
     """Result of :func:`_last_signs`."""
     causes: list[Cause] = field(default_factory=list)
@@ -258,10 +265,12 @@ class _Check:
         return count
 
     def is_restarting(self, worker: WorkerSlot) -> bool:
+        """True if the worker's supervisor reports that it restarts the worker."""
         info = self.view.supervisors.get(worker.node)
         return info is not None and worker.port in info.restarting
 
     def limit(self, worker: WorkerSlot, missing: MissingSlot) -> tuple[CauseKind, float]:
+        """Kind of the cause if the worker stays missing, and the seconds until it is one."""
         if worker.node not in self.view.supervisors:
             # Without supervisor and worker the host is lost, unless this is the first check.
             if missing.since > self.memory.since:

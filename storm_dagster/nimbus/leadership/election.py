@@ -49,12 +49,17 @@ class Election:
         self._initialize = initialize
         self._wake = threading.Event()
         self._vacant_since: float | None = None
+        """Monotonic time since which this nimbus sees no leader; ``None`` while there is one."""
         self._pauses = Backoff(_MIN_BACK_OFF_SECS, _MAX_BACK_OFF_SECS)
         self._unanswered = 0
+        """Number of checks of this nimbus's own address that failed in a row."""
         self._http = httpx.Client(timeout=_ANSWER_SECS, **Security.of(nimbus.conf).client_options())
         self._not_before = 0.0
+        """Monotonic time before which this nimbus makes no attempt to lead."""
         self._logged: str | None = None
+        """Last state that was logged."""
         self._registered: tuple[int, Mapping[str, Any]] | None = None
+        """(session id, detail) of the registration as a follower; ``None`` if it must be made."""
         nimbus.cluster.state.add_listener(self.wake)
 
     def wake(self, _: str = "") -> None:
@@ -244,6 +249,7 @@ class Election:
             self._registered = registration
 
     def _forget_leadership(self) -> None:
+        """Stop acting as the leader in this process; the node in ZooKeeper stays."""
         if self._nimbus.status.snapshot.epoch is not None:
             self._nimbus.status.update(epoch=None, leader=None, leader_http=None)
 

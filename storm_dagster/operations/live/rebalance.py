@@ -63,7 +63,9 @@ class PendingRebalance(Record):
 
     workers: int
     executors: dict[str, int]
+    """Component -> number of executors, of every component."""
     reassign: bool = False
+    """True if every task moves to a new slot."""
 
 
 @dataclass(frozen=True)

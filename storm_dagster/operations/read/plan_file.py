@@ -208,6 +208,7 @@ def _to_place(
 
 
 def _component(part: PlanComponent, source: str) -> ComponentSpec:
+    """The component as a spec; its streams and groupings do not matter to a plan, either."""
     conf, _ = validate_conf(part.conf, source=f"{source}.conf", submitted=True)
     names = dict.fromkeys(part.inputs)
     return ComponentSpec(
@@ -221,6 +222,7 @@ def _component(part: PlanComponent, source: str) -> ComponentSpec:
 
 
 def _check_tasks(path: str, tasks: list[int], table: TaskTable) -> None:
+    """Require that the topology has these tasks; ``path`` is their place in the document."""
     table_tasks = table.component_of()
     for number, task in enumerate(tasks):
         if task not in table_tasks:
@@ -264,6 +266,7 @@ def _assign_declared_ids(
 
 
 def _check_executors(table: TaskTable, executors: Mapping[str, int], source: str) -> None:
+    """Require at least one task for each executor of a component."""
     for name, part in table.components.items():
         if len(part.ids) < executors.get(name, 0):
             raise InvalidRequest(

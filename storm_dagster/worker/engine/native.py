@@ -138,7 +138,6 @@ class NativeEngine:
         self._update_spouts(self.shared.clock())
 
     def _must_rewire(self, previous: Placement | None, placement: Placement) -> bool:
-        """True if a target of a route has changed, or a task here is to be opened."""
         if previous is None:
             return True
         places = attrgetter("slots", "components", "open", "addresses")
@@ -162,7 +161,6 @@ class NativeEngine:
                     self.shared.ledger.fail(tup, LOST)
 
     def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
-        """Open tasks whose context changes with the tasks of their component or its readers."""
         # A component divides input, state and keys over its tasks, and direct senders name tasks of
         # their readers: with other tasks, what `initialize` derived from the context is wrong.
         current = by_component(placement.components)
@@ -261,8 +259,8 @@ class NativeEngine:
         )
         ackers = tuple(sorted(tasks_of.get(ACKER, ())))
         self.shared.acker_tasks = ackers
-        homes = [index for index, task in enumerate(ackers) if task in self.exchange.ackers]
-        self.shared.next_home = cycle(homes).__next__ if homes else None
+        own_ackers = [index for index, task in enumerate(ackers) if task in self.exchange.ackers]
+        self.shared.next_home = cycle(own_ackers).__next__ if own_ackers else None
         for runner in self.runners.values():
             runner.context._tasks = placement.components
             link = self._linker(runner.task_id)
@@ -271,8 +269,7 @@ class NativeEngine:
                     self.spec, tasks_of, runner.component, runner.task_id, link, runner.context
                 )
             except self.shared.catches as error:
-                # A custom grouping cannot be created: the task must not run with some of its
-                # routes.
+                # A custom grouping cannot be created: the task must not run without a route.
                 runner.report(error, "groupings")
                 runner.wired = False
                 continue
@@ -284,6 +281,7 @@ class NativeEngine:
         self.pressure.place(placement, self.runners.values())
 
     def _linker(self, source: int) -> Callable[[int, str], Any]:
+        """Function (target task, stream) -> link from the task ``source`` to the target."""
         placement = self.placement
         assert placement is not None
         sender = self.runners.get(source)
@@ -347,8 +345,7 @@ class NativeEngine:
             elif runner.kind == "bolt" or runner.takes_peer_messages:
                 append = runner.queue.append
             else:
-                # No task of this release sends it tuples, and it would never take them out of its
-                # queue.
+                # No task of this release sends it tuples, and they would stay in its queue.
                 self.exchange.fail_misdirected(bundles)
                 continue
             component = components.get(source, "")
