@@ -183,7 +183,10 @@ class ClusterLink:
             self._problem = problem
 
     def _sync(self) -> None:
-        """Read the changes, and write the heartbeat and the pending errors, as far as due."""
+        """Read the changes, and write the heartbeat and the pending errors.
+
+        Each is done only if it is due.
+        """
         cluster = self._cluster
         if cluster is None:
             cluster = self._connect()

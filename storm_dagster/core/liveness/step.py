@@ -118,7 +118,10 @@ def healing_step(
 
 
 def _retry_now(attempts: AttemptMemory, now: float) -> AttemptMemory:
-    """The attempts when a supervisor is new: it may have a slot for tasks that found none."""
+    """The attempts after a supervisor was added.
+
+    It may have a slot for tasks that found none.
+    """
     retried: dict[str, tuple[int, float]] = {}
     for key, (number, not_before) in attempts.items():
         if number > 0:

@@ -76,8 +76,8 @@ class WorkerLevels:
     ) -> list[tuple[str, dict[str, Any] | None]]:
         """Send ``changes`` to every worker, and return (address, changed levels) of each.
 
-        Without changes the levels are only read. The levels are all that were changed there so far;
-        ``None``: the worker gave an error, or no process runs in its slot.
+        Without changes the levels are only read. The levels are all that are changed there, also by
+        former requests. ``None``: the worker gave an error, or no process runs in its slot.
         """
 
         def exchange_with(worker: WorkerSlot) -> tuple[str, dict[str, Any] | None]:

@@ -158,10 +158,10 @@ def _old_worker(worker: PlanOldWorker, hosts: Mapping[str, str]) -> WorkerSlot:
 def _to_place(
     topology: PlanTopology, cluster_conf: Mapping[str, Any], hosts: Mapping[str, str], source: str
 ) -> TopologyToPlace:
-    """A topology of the document as the planner takes it, after a submission's checks.
+    """A topology of the document as the planner takes it.
 
-    ``cluster_conf``: defaults and the document's conf; ``hosts``: supervisor id -> host;
-    ``source``: place in the document, for errors.
+    It has passed the checks of a submission. ``cluster_conf``: defaults and the document's conf;
+    ``hosts``: supervisor id -> host; ``source``: place in the document, for errors.
     """
     own_conf, _ = validate_conf(topology.conf, source=f"{source}.conf", submitted=True)
     conf = total_conf(cluster_conf, own_conf)
@@ -195,7 +195,7 @@ def _to_place(
         tasks=table,
         executors=executors_of(table, executors),
     )
-    # So far it is a new topology; the document may describe one that runs, and an event of it.
+    # As a new topology until here; the document may describe one that runs, and an event of it.
     return to_place.model_copy(
         update={
             "event": topology.event,
@@ -208,7 +208,10 @@ def _to_place(
 
 
 def _component(part: PlanComponent, source: str) -> ComponentSpec:
-    """The component as a spec; its streams and groupings do not matter to a plan, either."""
+    """The component as a spec.
+
+    Its streams and groupings do not matter to a plan, either.
+    """
     conf, _ = validate_conf(part.conf, source=f"{source}.conf", submitted=True)
     names = dict.fromkeys(part.inputs)
     return ComponentSpec(
@@ -222,7 +225,10 @@ def _component(part: PlanComponent, source: str) -> ComponentSpec:
 
 
 def _check_tasks(path: str, tasks: list[int], table: TaskTable) -> None:
-    """Require that the topology has these tasks; ``path`` is their place in the document."""
+    """Require that the topology has these tasks.
+
+    ``path`` is their place in the document.
+    """
     table_tasks = table.component_of()
     for number, task in enumerate(tasks):
         if task not in table_tasks:
