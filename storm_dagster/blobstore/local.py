@@ -61,7 +61,9 @@ class LocalBlobStore:
         self._uses: Counter[str] | None = None
         """Content -> number of keys that name it; ``None`` if it must be counted first."""
         self._last_turn = -1
-        """Turn of the lock (:meth:`_exclusive`) after which :attr:`_uses` was correct; -1: none."""
+        """Time of our last turn of the lock (:meth:`_exclusive`), if :attr:`_uses` was right at its
+        end; else -1.
+        """
 
     def __repr__(self) -> str:
         return f"LocalBlobStore({str(self.directory)!r})"
@@ -311,6 +313,7 @@ class LocalBlobStore:
 
     def _key_path(self, key: str) -> Path:
         name = quote(check_blob_key(key), safe="")
+        # File systems permit 255 bytes for a name.
         if len(name) > 250:
             name = _HASHED_NAME + hashlib.sha256(key.encode()).hexdigest()
         if name.startswith("."):
@@ -340,6 +343,7 @@ class LocalBlobStore:
         return removed
 
     def _count(self, sha256: str, change: int) -> None:
+        """Change the number of keys that name the content, if the uses are counted."""
         if self._uses is not None:
             self._uses[sha256] += change
             if not self._uses[sha256]:
@@ -349,9 +353,9 @@ class LocalBlobStore:
     def _exclusive(self) -> Iterator[None]:
         """Hold the lock of the folder.
 
-        Each holder increments the modification time of the lock file by 1 ns before it changes the
-        store. The counted uses are valid until another holder has done so. A file system with
-        coarser times makes them invalid at each turn.
+        Each holder raises the lock file's modification time by 1 ns (its turn). If the time is
+        still that of our last turn, no other process was here and :attr:`_uses` is right. After an
+        error, or if the file system rounds the time, :attr:`_uses` is counted again.
         """
         with self._lock, open(self.directory / ".lock", "ab") as stream:
             lock_file(stream, wait=True)

@@ -27,6 +27,7 @@ _KINDS = {
 _MAX_FILES = 8
 """Maximum number of files that one read takes records from."""
 _RETRY_SECS = 10.0
+"""Pause before a file that could not be read is tried once more."""
 _TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated")
 """Names of the time of the last modification, in the different file systems."""
 
@@ -63,10 +64,13 @@ class FileSource(Source):
         """Find the file system."""
         self._fs, self._pattern = file_system(self.path, client_settings(conf, "files."))
         self._times: dict[str, float | None] = {}
+        """Files that match the pattern -> time of their last modification, ``None`` if unknown."""
         self._unread: dict[str, int] = {}
         """Files to read, in their order -> number of records that were read."""
         self._ended: set[str] = set()
+        """Files that were read to their end."""
         self._rows: dict[str, Iterator[Any]] = {}
+        """Files that are being read -> their next records."""
         self._retry_at: dict[str, float] = {}
         """Files that could not be read -> time of the next try."""
 
@@ -108,7 +112,7 @@ class FileSource(Source):
     def read(
         self, most: int, full: Collection[str]
     ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
-        """The next records of the first files."""
+        """The next records of the first files that are not full, and the ends of files."""
         records: list[SourceRecord | PartitionEnd | Exception] = []
         for name in self._readable_files(full):
             try:
@@ -131,7 +135,10 @@ class FileSource(Source):
         return records
 
     def _readable_files(self, full: Collection[str]) -> list[str]:
-        """The first unread files that are not full and do not wait for a retry."""
+        """The first unread files.
+
+        Left out: full ones (:meth:`Source.read`), and those that wait for a retry.
+        """
         now = time.monotonic()
         names: list[str] = []
         for name in self._unread:

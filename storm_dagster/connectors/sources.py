@@ -68,7 +68,8 @@ class Source(Protocol):
     ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
         """The next records, about ``most``, of partitions that are not ``full``.
 
-        Exceptions among them are reported.
+        Full are the partitions of which the spout has enough pending records. Exceptions among the
+        records are reported.
         """
         ...
 

@@ -34,7 +34,9 @@ _OWN_READ_SECS = 120.0
 _VANISHED_TWICE_SECS = 0.3
 """Time between two reads of an assignment before it counts as removed."""
 _MAX_REPORTS = 100
+"""Maximum number of pending errors."""
 _LOST_RETRY_SECS = 0.5
+"""Pause before the cluster is read once more after an error."""
 _UPGRADE_SECS = 0.2
 """Poll interval of this supervisor's processes during an upgrade of their topology."""
 
@@ -71,18 +73,25 @@ class ClusterLink:
         self._damaged: set[str] = set()
         """Ids of the topologies whose assignment could not be decoded."""
         self._wakes: dict[str, Callable[[], None]] = {}
+        """Topology id -> function that its watches call."""
         self._assignments_changed = threading.Event()
         self._read_at = -_READ_SECS
         self._read_own_at = time.monotonic()
         self._urls: tuple[str, ...] = ()
         self._reports: deque[tuple[str, int, str, int]] = deque(maxlen=_MAX_REPORTS)
         self._count = 0
+        """Number of heartbeats written; it is the counter in the record."""
         self._beat_secs = float(self.conf["supervisor.heartbeat.frequency.secs"])
         self._beat_at: float | None = None
+        """Monotonic time of the last heartbeat; ``None`` before the first."""
         self._beat_passes = 0
+        """Completed passes of the loop before the last heartbeat."""
         self._beat_session = 0
+        """Id of the session in which the last heartbeat was written, or tried."""
         self._beat: SupervisorInfo | None = None
+        """Record of the last heartbeat."""
         self._problem = ""
+        """Problem that was logged last; empty without one."""
         self._event = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cluster-link", daemon=True)
@@ -165,7 +174,7 @@ class ClusterLink:
             self._cluster.disconnect()
 
     def _log_problem(self, problem: str) -> None:
-        """Log a problem once, and its end."""
+        """Log a problem once, and that it has ended; ``""``: none."""
         if problem != self._problem:
             if problem:
                 _log.error("%s (the workers here continue)", problem)
@@ -174,6 +183,10 @@ class ClusterLink:
             self._problem = problem
 
     def _sync(self) -> None:
+        """Read the changes, and write the heartbeat and the pending errors.
+
+        Each is done only if it is due.
+        """
         cluster = self._cluster
         if cluster is None:
             cluster = self._connect()
@@ -220,7 +233,7 @@ class ClusterLink:
             self._event.set()
 
     def _until_due(self) -> float:
-        """Seconds until the next read or heartbeat is due."""
+        """Seconds until the next read or heartbeat is due, within the bounds of a pause."""
         max_pause = float(self.conf["supervisor.monitor.frequency.secs"])
         if self.upgrades.states:
             # A change of a local process may have to be written, which wakes no thread.
@@ -343,6 +356,10 @@ class ClusterLink:
             )
 
     def _beat_due(self, cluster: StormClusterState, info: SupervisorInfo) -> bool:
+        """True if the heartbeat record must be written now.
+
+        It changed, its session is new, or the last write is too long ago.
+        """
         # Without a completed pass, no heartbeat: a hung loop must not look alive.
         if self.passes() == self._beat_passes:
             return False
@@ -354,6 +371,8 @@ class ClusterLink:
         return changed or expired or overdue
 
     def _write_heartbeat(self, cluster: StormClusterState, info: SupervisorInfo) -> None:
+        """Write the heartbeat record, and note when and with which pass of the loop."""
+        # Before the write: a pass that completes during it lets the next heartbeat be written.
         passes = self.passes()
         self._beat_session = cluster.session.session_id
         cluster.supervisor_heartbeat(self.id, info)

@@ -71,13 +71,30 @@ def test_choosers_spread() -> None:
     fields = fields_chooser(range(4), [0])
     used = Counter(fields([f"word{n}"]) for n in range(10_000))
     assert max(used.values()) < 1.2 * min(used.values())
-    partial = partial_key_chooser(range(4), [0])
-    one_key = Counter(partial(["same"]) for _ in range(100))
-    assert len(one_key) <= 2 and max(one_key.values()) <= 100
     custom = custom_chooser({1: "x", 2: "y"}, lambda values: [2, 1])
     assert custom([]) == ["y", "x"]
     with pytest.raises(InvalidRequest):
         custom_chooser({1: "x"}, lambda values: 9)([])
+
+
+def test_partial_key_takes_the_less_used_of_two_tasks() -> None:
+    keys = [f"word{n}" for n in range(20)]
+    tasks_of: dict[str, set[int]] = {}
+    for key in keys:
+        choose = partial_key_chooser(range(4), [0])
+        tasks = Counter(choose([key, number]) for number in range(100))
+        tasks_of[key] = set(tasks)
+        # One task, if both hashes of the key name it; else the two get as many tuples.
+        assert list(tasks.values()) in ([100], [50, 50])
+    assert any(len(tasks) == 2 for tasks in tasks_of.values())
+
+    choose = partial_key_chooser(range(4), [0])
+    counts = dict.fromkeys(range(4), 0)
+    for number in range(1_000):
+        key = keys[number * number % len(keys)]
+        task = choose([key])
+        assert counts[task] == min(counts[candidate] for candidate in tasks_of[key])
+        counts[task] += 1
 
 
 def test_every_grouping_can_be_named_written_and_read_about() -> None:

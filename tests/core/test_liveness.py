@@ -296,7 +296,7 @@ def test_a_host_lost_after_its_return_has_no_launch_window() -> None:
     clock = Clock()
     clock.at(0, cluster(TWO, count=50))
     memory = observe(
-        cluster(TWO, count=1), clock.memory, limits, boot_id="b", boot_now=15, grant=True
+        cluster(TWO, count=1), clock.memory, limits, boot_id="b", boot_now=15, restart_limits=True
     ).memory
     lost = cluster(TWO, lost={"s2"}, gone={("s2", 1)}, count=2)
     memory = observe(lost, memory, limits, boot_id="b", boot_now=18).memory
@@ -304,7 +304,9 @@ def test_a_host_lost_after_its_return_has_no_launch_window() -> None:
     causes = observe(late, memory, limits, boot_id="b", boot_now=18.1 + limits.task_secs).causes
     assert [(cause.kind, cause.node) for cause in causes] == [("lost_host", "s2")]
     # One that never came back has the launch window.
-    memory = observe(lost, clock.memory, limits, boot_id="b", boot_now=15, grant=True).memory
+    memory = observe(
+        lost, clock.memory, limits, boot_id="b", boot_now=15, restart_limits=True
+    ).memory
     assert observe(late, memory, limits, boot_id="b", boot_now=18.1 + limits.task_secs).causes == ()
 
 

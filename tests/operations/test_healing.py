@@ -177,7 +177,9 @@ def test_a_new_observer_grants_one_full_timeout(world: World) -> None:
     assert observer.poll().causes == ()
     assert observer.poll(30).causes == ()
     assert len(observer.poll(1).causes) == 2
-    assert observer.poll(1, grant=True).causes == (), "after an outage everything begins from zero"
+    assert observer.poll(1, restart_limits=True).causes == (), (
+        "after an outage everything begins from zero"
+    )
 
 
 def test_dead_tasks_take_their_whole_worker(world: World) -> None:

@@ -251,7 +251,9 @@ def blobs_replicated(snapshot: ClusterSnapshot) -> Problems:
     remedy="ZooKeeper's data was replaced by an older copy: restore the newest, or submit again",
 )
 def epoch_rises(snapshot: ClusterSnapshot) -> Problems:
-    """Nothing was written in an epoch that was never led, and no state went back."""
+    """No token was claimed in an epoch above the newest, and since the last check the cluster is
+    the same one, with no smaller epoch or placement version.
+    """
     for token, record in sorted((snapshot.tokens or {}).items()):
         if record.epoch > snapshot.view.epoch:
             yield (
@@ -263,7 +265,10 @@ def epoch_rises(snapshot: ClusterSnapshot) -> Problems:
     former = snapshot.former.view
     view = snapshot.view
     if former.cluster_id != view.cluster_id:
-        yield f"cluster {view.cluster_id}", f"stands where cluster {former.cluster_id} stood"
+        yield (
+            f"cluster {view.cluster_id}",
+            f"replaced cluster {former.cluster_id} since the last check",
+        )
     elif view.epoch < former.epoch or view.assignments_version < former.assignments_version:
         yield (
             f"cluster {view.cluster_id}",
@@ -310,6 +315,7 @@ def one_topology_per_token(snapshot: ClusterSnapshot) -> Problems:
 # -- I7: each worker is on one version -------------------------------------------------------------
 
 _UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
+"""Statuses of a topology during a gray upgrade."""
 
 
 @rule_of(

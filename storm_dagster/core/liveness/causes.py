@@ -226,15 +226,16 @@ class LivenessMemory(msgspec.Struct, frozen=True):
     supervisors: Mapping[str, FirstSeen] = msgspec.field(default_factory=dict)
     """Supervisor id -> its counter."""
     frozen_since: float | None = None
+    """Boot clock at which the mass loss was first seen; ``None`` without one."""
     lost: Mapping[str, float] | UnsetType = UNSET
     """``"node:port"`` -> boot clock at which its worker last counted as lost.
 
     Unset if no worker was lost recently.
     """
     last_signs: Mapping[str, float] | UnsetType = UNSET
-    """Lost host that still holds tasks -> boot clock at which its counter last rose.
+    """Supervisor that is gone but still has tasks -> boot clock at which its counter last rose.
 
-    Unset if there is none.
+    Unset if there is no such supervisor.
     """
     cold: bool = False
     """True if the whole cluster had just started at the first poll.

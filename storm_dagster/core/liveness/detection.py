@@ -31,6 +31,10 @@ from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
 _MASS_LOSS_SUPERVISORS = 3
+"""Minimum number of supervisors with lost workers for a mass loss.
+
+With fewer, the fault is more likely that of a host.
+"""
 
 
 @dataclass(frozen=True)
@@ -91,16 +95,17 @@ def observe(
     *,
     boot_id: str,
     boot_now: float,
-    grant: bool = False,
+    restart_limits: bool = False,
 ) -> LivenessResult:
     """Check the cluster.
 
-    ``grant`` restarts all limits, for an observer that was cut off from ZooKeeper.
+    ``restart_limits``: all limits begin now, for an observer that was cut off from ZooKeeper.
     """
     cold = _cluster_restarted(view, memory)
-    if cold or grant or memory.boot_id != boot_id or memory.since > boot_now + limits.window_secs:
+    is_invalid = memory.boot_id != boot_id or memory.since > boot_now + limits.window_secs
+    if cold or restart_limits or is_invalid:
         # Sessions that an outage ended, end a little after the observer's own reconnection.
-        late = limits.window_secs if grant and memory.boot_id == boot_id else 0
+        late = limits.window_secs if restart_limits and memory.boot_id == boot_id else 0
         memory = LivenessMemory(boot_id=boot_id, since=boot_now + late, cold=cold)
     supervisors: dict[str, FirstSeen] = {}
     silent: set[str] = set()
@@ -169,22 +174,30 @@ def _cluster_restarted(view: ClusterView, memory: LivenessMemory) -> bool:
 def _last_signs(
     view: ClusterView, memory: LivenessMemory, limits: LivenessLimits
 ) -> dict[str, float]:
-    """Lost host that still holds tasks -> boot clock at which its counter last rose."""
-    used: set[str] = set()
+    """Last rise of the counter of each supervisor that is gone but still has tasks.
+
+    Supervisor id -> boot clock at which its counter last rose, if the observer saw that.
+    """
+    with_tasks: set[str] = set()
     for _, assignment, _ in _healed(view):
-        used.update(worker.node for worker in assignment.workers)
-    rises = {node: counter.since for node, counter in memory.supervisors.items()}
+        with_tasks.update(worker.node for worker in assignment.workers)
+    rises: dict[str, float] = {}
+    for supervisor_id, counter in memory.supervisors.items():
+        rises[supervisor_id] = counter.since
     rises.update(memory.last_signs or {})
-    # A counter that is not in a stored memory has ``since`` 0, which is not a rise. After a restart
-    # of the cluster, rises of the last window count, too: live hosts have come back.
+    # The stored memory of the sensor has placeholders with ``since`` 0 in place of counters
+    # (HealingMemory.to_record). Below ``oldest`` they do not count: their rises were not seen.
     oldest = memory.since
     if memory.cold:
+        # The restart of the cluster may fall in an outage of the observer: then ``since`` is one
+        # window after the observer's first poll, and rises since that poll count.
         oldest -= limits.window_secs
-    return {
-        node: rise
-        for node, rise in rises.items()
-        if node in used and node not in view.supervisors and rise >= oldest
-    }
+    signs: dict[str, float] = {}
+    for supervisor_id, rose_at in rises.items():
+        is_gone = supervisor_id not in view.supervisors
+        if is_gone and supervisor_id in with_tasks and rose_at >= oldest:
+            signs[supervisor_id] = rose_at
+    return signs
 
 
 def _lost_workers(check: "_Check") -> dict[str, float]:
@@ -228,11 +241,14 @@ class _Check:
 
     view: ClusterView
     memory: LivenessMemory
+    """Memory of the last check."""
     limits: "LivenessLimits"
     now: float
+    """Boot clock of this check."""
     silent: frozenset[str]
+    """Ids of the registered supervisors whose counter does not rise."""
     last_signs: Mapping[str, float]
-    """Lost host that still holds tasks -> boot clock at which its counter last rose."""
+    """Result of :func:`_last_signs`."""
     causes: list[Cause] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
     restarting: list[tuple[str, str, int]] = field(default_factory=list)
@@ -249,10 +265,12 @@ class _Check:
         return count
 
     def is_restarting(self, worker: WorkerSlot) -> bool:
+        """True if the worker's supervisor reports that it restarts the worker."""
         info = self.view.supervisors.get(worker.node)
         return info is not None and worker.port in info.restarting
 
     def limit(self, worker: WorkerSlot, missing: MissingSlot) -> tuple[CauseKind, float]:
+        """Kind of the cause if the worker stays missing, and the seconds until it is one."""
         if worker.node not in self.view.supervisors:
             # Without supervisor and worker the host is lost, unless this is the first check.
             if missing.since > self.memory.since:

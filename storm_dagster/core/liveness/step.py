@@ -75,33 +75,29 @@ def healing_step(
 ) -> HealingStepResult[S]:
     """Decide what to heal in ``view`` at boot clock ``now``.
 
+    All limits restart if the healer did not observe the cluster without a gap since the last step.
     ``busy`` gets the causes, if there are any, and returns ids of topologies whose reassignment is
     under way: they get no new attempt.
     """
-    grant = True
+    restart_limits = True
     if memory.polled_at is not UNSET:
-        grant = not 0 <= now - memory.polled_at <= settings.longest_gap_secs
+        restart_limits = not 0 <= now - memory.polled_at <= settings.longest_gap_secs
     observation = observe(
-        view, memory.liveness, settings.limits, boot_id=settings.boot_id, boot_now=now, grant=grant
+        view,
+        memory.liveness,
+        settings.limits,
+        boot_id=settings.boot_id,
+        boot_now=now,
+        restart_limits=restart_limits,
     )
     attempts = memory.attempts
     if view.supervisors.keys() - memory.liveness.supervisors.keys():
-        # A new supervisor may have a slot for tasks that found none: retry now.
-        attempts = {
-            key: (1, now) if number else (0, not_before)
-            for key, (number, not_before) in attempts.items()
-        }
-    busy_topologies = busy(observation.causes) if observation.causes else ()
-    running: list[str] = []
-    for cause in observation.causes:
-        if cause.topology_id in busy_topologies:
-            number, _ = attempts.get(cause.key, (0, now))
-            running.append(f"{cause.key}:{number}")
+        attempts = _retry_now(attempts, now)
     due, attempts = due_attempts(
         observation.causes,
         attempts,
         boot_now=now,
-        running=running,
+        running=_unfinished_runs(observation.causes, attempts, busy),
         patience_secs=settings.patience_secs,
     )
     ends = [not_before for _, not_before in attempts.values() if not_before > now]
@@ -119,3 +115,36 @@ def healing_step(
         observation=observation,
         next_check=min(ends, default=None),
     )
+
+
+def _retry_now(attempts: AttemptMemory, now: float) -> AttemptMemory:
+    """The attempts after a supervisor was added.
+
+    It may have a slot for tasks that found none.
+    """
+    retried: dict[str, tuple[int, float]] = {}
+    for key, (number, not_before) in attempts.items():
+        if number > 0:
+            # Due now, and the back-off continues as after the first attempt.
+            retried[key] = (1, now)
+        else:
+            # Another healer still has its patience for a cause without an attempt.
+            retried[key] = (number, not_before)
+    return retried
+
+
+def _unfinished_runs(
+    causes: Collection[Cause],
+    attempts: AttemptMemory,
+    busy: Callable[[Collection[Cause]], Collection[str]],
+) -> list[str]:
+    """Keys of the last runs of the causes whose topology is busy."""
+    if not causes:
+        return []
+    busy_topologies = busy(causes)
+    run_keys: list[str] = []
+    for cause in causes:
+        if cause.topology_id in busy_topologies:
+            number, _ = attempts.get(cause.key, (0, 0.0))
+            run_keys.append(Attempt(cause, number).run_key)
+    return run_keys

@@ -62,7 +62,7 @@ class UpgradeSnapshot:
 
     @cached_property
     def master(self) -> WorkerSlot | None:
-        """Worker of the topology master; ``None`` while it has none."""
+        """Worker of the topology master; ``None`` while no worker has its task."""
         part = self.table.components.get(TOPOLOGY_MASTER)
         if part is None or not part.ids:
             return None
@@ -205,19 +205,20 @@ def check_selection(selection: Selection, snapshot: UpgradeSnapshot) -> None:
 def check_master_alone(snapshot: UpgradeSnapshot) -> None:
     """Require that the topology master is alone in its worker.
 
-    Raises :class:`InvalidRequest`, and :class:`Conflict` while it has no worker. The topology
-    master controls the upgrade. The assignment decides, not the conf: the worker counts in which
-    the topology master really runs.
+    It controls the upgrade, so its worker cannot be upgraded. Judges the worker that the assignment
+    gives the topology master, whatever the conf says. :class:`Conflict`: the topology master has no
+    worker now; :class:`InvalidRequest`: it shares its worker with other tasks.
     """
-    home = snapshot.master
-    if home is None:
+    master_worker = snapshot.master
+    if master_worker is None:
         raise Conflict(
             f"the topology master of {snapshot.name!r} has no worker now: try again when it runs"
         )
-    if len(home.ids) > 1:
+    if len(master_worker.ids) > 1:
         raise InvalidRequest(
             f"topology {snapshot.name!r} cannot be upgraded worker by worker: its topology master "
-            f"shares {home.address} with {len(home.ids) - 1} other tasks; submit it with "
+            f"shares {master_worker.address} with {len(master_worker.ids) - 1} other tasks; submit "
+            "it with "
             "topology.master.single.worker=true, or use `storm-dagster update`"
         )
 

@@ -68,20 +68,24 @@ def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
     for supervisor in supervisors_of(view, now_secs=now_secs, workers=True):
         slots = drawn_slots(supervisor.slots)
         drawn.append(DrawnSupervisor(supervisor.id, supervisor.info.host, slots))
-    for node, workers in workers_by_supervisor(view, now_secs=now_secs).items():
-        if node not in view.supervisors:
+    for supervisor_id, workers in workers_by_supervisor(view, now_secs=now_secs).items():
+        if supervisor_id not in view.supervisors:
             drawn += running_supervisors(workers, gone=True)
     return sorted(drawn, key=lambda supervisor: (supervisor.host, supervisor.id))
 
 
-def supervisors_state(view: ClusterView) -> Any:
-    """State of the supervisors whose change is observed."""
+def supervisors_state(view: ClusterView) -> dict[str, Any]:
+    """Supervisor id -> the fields whose change is observed.
+
+    They are host, ports, used ports, blacklisted, version.
+    """
     used = view.used_ports()
     state: dict[str, Any] = {}
-    for key, info in view.supervisors.items():
+    for supervisor_id, info in view.supervisors.items():
         is_blacklisted = info.host in view.blacklist
-        used_ports = sorted(used.get(key, ()))
-        state[key] = (info.host, info.ports, used_ports, is_blacklisted, info.version)
+        used_ports = sorted(used.get(supervisor_id, ()))
+        fields = (info.host, info.ports, used_ports, is_blacklisted, info.version)
+        state[supervisor_id] = fields
     return state
 
 
@@ -91,14 +95,14 @@ def supervisors_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObse
     slots = 0
     free_slots = 0
     rows: list[tuple[str, str, str, str, int, bool, str]] = []
-    for node, info in sorted(view.supervisors.items()):
-        used_ports = used.get(node, set())
+    for supervisor_id, info in sorted(view.supervisors.items()):
+        used_ports = used.get(supervisor_id, set())
         free = len(set(info.ports) - used_ports)
         slots += len(info.ports)
         free_slots += free
         rows.append(
             (
-                node,
+                supervisor_id,
                 info.host,
                 encode_ranges(info.ports).replace(",", ", "),
                 encode_ranges(used_ports).replace(",", ", "),
@@ -163,8 +167,12 @@ def workers_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservat
     )
 
 
-def topologies_state(view: ClusterView, http: str) -> Any:
-    """State of the topologies whose change is observed."""
+def topologies_state(view: ClusterView, http: str) -> list[Any]:
+    """State of the topologies whose change is observed.
+
+    The first item is ``http``, the leader's address; the others are (topology id, status, version
+    of the assignment).
+    """
     state: list[Any] = [http]
     for _, topology in sorted(view.topologies.items()):
         version = topology.assignment_at.version if topology.assignment_at else None

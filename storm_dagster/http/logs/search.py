@@ -30,7 +30,7 @@ class Search:
     context_before: int = 2
     """Lines shown before a match."""
     context_after: int = 10
-    """Lines shown after it."""
+    """Lines shown after a match."""
     ignore_case: bool = False
     search_from: Literal["head", "tail"] = "head"
 
@@ -38,8 +38,9 @@ class Search:
 def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, str], int | None]:
     """Matches by their offset, and the offset where the next search begins.
 
-    There are at most ``max_matches``, within the budget. The next offset is ``None`` when all of
-    the file was searched. A key is bytes: a log can have any encoding.
+    At most ``max_matches`` are found, within the budget of a request: blocks, seconds, characters.
+    The next offset is ``None`` when all of the file was searched. A key is bytes: a log can have
+    any encoding.
     """
     deadline = time.monotonic() + _SECS
     matches: dict[int, str] = {}
@@ -73,7 +74,7 @@ def _blocks(
 ) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes) of blocks, in the direction of the search.
 
-    They overlap by the length of a key less one, so that no match is cut.
+    They overlap by ``overlap``, the length of a key less one, so that no match is cut.
     """
     last = size if forward else size - offset
     starts = range(offset, last, BLOCK) if forward else range(last - BLOCK, -BLOCK, -BLOCK)
@@ -116,6 +117,7 @@ def _context(stream: BinaryIO, size: int, offset: int, length: int, search: Sear
     before = os.pread(stream.fileno(), offset - first, first)
     after = os.pread(stream.fileno(), min(length + _MAX_CONTEXT_BYTES, size - offset), offset)
     start = len(before)
+    # One more: the first line break begins the match's own line. -1: no break, so all of `before`.
     for _ in range(search.context_before + 1):
         start = before.rfind(b"\n", 0, start)
         if start < 0:

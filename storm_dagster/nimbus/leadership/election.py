@@ -24,7 +24,9 @@ CHECK_SECS = 5.0
 """Interval at which a follower polls for a leader, besides its watch."""
 _MIN_BACK_OFF_SECS = 1.0
 _MAX_BACK_OFF_SECS = 60.0
+"""Bounds of the pause after an attempt that failed."""
 _ANSWER_SECS = 3.0
+"""Longest wait for this nimbus's own answer at its address."""
 _MAX_UNANSWERED = 3
 """Checks of its own address that must fail in a row before a leader resigns.
 
@@ -47,12 +49,17 @@ class Election:
         self._initialize = initialize
         self._wake = threading.Event()
         self._vacant_since: float | None = None
+        """Monotonic time since which this nimbus sees no leader; ``None`` while there is one."""
         self._pauses = Backoff(_MIN_BACK_OFF_SECS, _MAX_BACK_OFF_SECS)
         self._unanswered = 0
+        """Number of checks of this nimbus's own address that failed in a row."""
         self._http = httpx.Client(timeout=_ANSWER_SECS, **Security.of(nimbus.conf).client_options())
         self._not_before = 0.0
+        """Monotonic time before which this nimbus makes no attempt to lead."""
         self._logged: str | None = None
+        """Last state that was logged."""
         self._registered: tuple[int, Mapping[str, Any]] | None = None
+        """(session id, detail) of the registration as a follower; ``None`` if it must be made."""
         nimbus.cluster.state.add_listener(self.wake)
 
     def wake(self, _: str = "") -> None:
@@ -207,10 +214,14 @@ class Election:
         if status.snapshot.epoch is not None:
             _log.warning("nimbus %s no longer leads, it is a follower", me.address)
         http = None
+        # ``leader`` may be this nimbus, although it does not lead: its former process wrote the
+        # node, and that session has not ended, or this nimbus could not resign.
         if leader is not None and leader != me.address:
-            epoch = self._nimbus.cluster.epoch()
-            if epoch is not None and epoch[1].leader == leader:
-                http = epoch[1].http
+            stored_epoch = self._nimbus.cluster.epoch()
+            if stored_epoch is not None:
+                _, record = stored_epoch
+                if record.leader == leader:
+                    http = record.http
         if status.snapshot.leader != leader:
             if leader is None:
                 _log.info("nimbus %s has no leader to follow yet", me.address)
@@ -238,6 +249,7 @@ class Election:
             self._registered = registration
 
     def _forget_leadership(self) -> None:
+        """Stop acting as the leader in this process; the node in ZooKeeper stays."""
         if self._nimbus.status.snapshot.epoch is not None:
             self._nimbus.status.update(epoch=None, leader=None, leader_http=None)
 

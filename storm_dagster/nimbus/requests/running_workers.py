@@ -25,12 +25,17 @@ from storm_dagster.security.settings import Security
 
 _log = logging.getLogger(__name__)
 _ANSWER_SECS = 2.0
+"""Longest wait for the answer of one worker."""
 _READ_SECS = 5.0
+"""Longest wait for a page of state or dead letters of one task."""
 _AT_ONCE = 8
+"""Workers whose log levels are exchanged at the same time."""
 _ALL_SECS = 10.0
+"""Time after which a page ends before its next task."""
 _DEFAULT_LIMIT = 100
 _MAX_LIMIT = 1000
 _AFTER = re.compile(r"(\d{1,9}):(\d{1,15})")
+"""``next`` of a page: task and offset."""
 
 
 class WorkerLevels:
@@ -41,16 +46,16 @@ class WorkerLevels:
         self._security = Security.of(nimbus.conf)
 
     def change(self, topology: TopologyView, changes: Mapping[str, LevelChange]) -> None:
-        """Change levels in every worker of the topology, and in those that follow them.
+        """Change levels in every worker of the topology, now and at its later starts.
 
-        At the leader. :class:`Unavailable` if a worker did not answer: the others have changed
-        then, and that one changes at its next start.
+        Only at the leader. :class:`Unavailable` names the workers that did not answer: the others
+        have changed then, and those change at their next start.
         """
         epoch = self._nimbus.status.require()
         if not changes:
             return
         keep_log_levels(self._nimbus.operations(epoch), topology.id, changes)
-        levels_by_address = self._ask_all(topology, dict(changes))
+        levels_by_address = self._exchange_levels(topology, dict(changes))
         silent = [address for address, levels in levels_by_address if levels is None]
         if silent:
             raise Unavailable(
@@ -62,16 +67,20 @@ class WorkerLevels:
     def current(self, topology: TopologyView) -> dict[str, dict[str, Any]]:
         """Logger -> ``{"level", "secs", "reset"}``, as changed in workers that answer."""
         changes: dict[str, dict[str, Any]] = {}
-        for _, levels in self._ask_all(topology, {}):
+        for _, levels in self._exchange_levels(topology, {}):
             changes.update(levels or {})
         return changes
 
-    def _ask_all(
+    def _exchange_levels(
         self, topology: TopologyView, changes: dict[str, LevelChange]
     ) -> list[tuple[str, dict[str, Any] | None]]:
-        """(address, changed levels) of each worker; ``None`` of one that did not answer."""
+        """Send ``changes`` to every worker, and return (address, changed levels) of each.
 
-        def ask(worker: WorkerSlot) -> tuple[str, dict[str, Any] | None]:
+        Without changes the levels are only read. The levels are all that are changed there, also by
+        former requests. ``None``: the worker gave an error, or no process runs in its slot.
+        """
+
+        def exchange_with(worker: WorkerSlot) -> tuple[str, dict[str, Any] | None]:
             address = f"{worker.host}:{worker.port}"
             try:
                 answer = _ask(topology, worker, self._security, "log_levels", levels=changes)
@@ -83,7 +92,7 @@ class WorkerLevels:
             return address, dict(answer.get("levels") or {})
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nimbus-levels") as pool:
-            return list(pool.map(ask, topology.workers))
+            return list(pool.map(exchange_with, topology.workers))
 
 
 def stacks_of_worker(
@@ -111,7 +120,7 @@ def stacks_of_worker(
 def stacks_at(view: ClusterView, port: int, security: Security) -> str:
     """Stacks of every worker of the cluster on that port, as text.
 
-    :class:`KeyNotFound` if there is none.
+    :class:`KeyNotFound` if no worker has it.
     """
     blocks: list[str] = []
     for topology in view.topologies.values():

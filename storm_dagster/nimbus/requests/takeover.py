@@ -1,9 +1,9 @@
 """Take-over of accepted operations by the leader.
 
-It launches runs that were never launched, and ends records whose run has ended. A leader writes the
-record of an operation before it launches the run. If it is lost between the two, a later leader
-finds a record without a run. A run is launched once: one that failed is not repeated, and its
-record ends.
+The leader launches runs that were never launched, and ends records whose run has ended. A leader
+writes the record of an operation before it launches the run. If the leader is lost between the two,
+a later leader finds a record without a run. A run is launched once: a run that failed is not
+repeated, and its record ends.
 """
 
 import json
@@ -39,6 +39,7 @@ from storm_dagster.operations.transactions import lost_race
 _log = logging.getLogger(__name__)
 
 _POLL_SECS = 2.0
+"""Pause between two rounds of the upkeep."""
 _OWN_SECS = 5.0
 """Seconds between two lookups of a run, and before the first lookup of a run that this leader
 launched: most runs end within that time.
@@ -57,6 +58,7 @@ The user does not expect an older change now.
 """
 _FORMER_PREFIX = "upload."
 _FORMER_SUFFIX = ".pending"
+"""Names of the blobs in which the previous release stored accepted submissions."""
 
 
 class TakeOver:
@@ -231,6 +233,10 @@ class TakeOver:
     def _launch_missing(
         self, ctx: OperationsContext, operation: "_Open", was_deleted: bool
     ) -> None:
+        """Launch the run of a record that has none, or end the record.
+
+        It ends if its run ``was_deleted``, if it is too old, or if a later change supersedes it.
+        """
         key = operation.key
         record = operation.record
         if was_deleted:
@@ -266,10 +272,11 @@ class TakeOver:
         self._nimbus.launches.note_run(key, str(run_id))
 
     def _end(self, ctx: OperationsContext, operation: "_Open") -> None:
-        """End the record, if it still has the version that was read.
+        """End the record, if no process has changed it since it was read.
 
-        A record that was changed since is handled in the next round. The token of a submission
-        stays bound to its topology id.
+        Otherwise the next round handles the changed record. The record of a submission or update
+        stays, marked as ended, so that its token keeps its topology id; that of another change is
+        deleted.
         """
         if isinstance(operation.record, TokenRecord):
             release_token(ctx, operation.key, ended=True, version=operation.version)
@@ -287,7 +294,7 @@ class TakeOver:
             _log.info("upload %s expires later: %s", handle, error.message)
 
     def _log_waiting(self, operation: "_Open", error: StormDagsterError) -> None:
-        """Log the reason why the operation waits, if it is a new one."""
+        """Log the reason why the operation waits, unless it was the last one logged."""
         record = operation.record
         if self._is_new_problem(operation.key, error.message):
             _log.warning("%s of %s waits: %s", record.verb, record.name, error.message)
@@ -302,8 +309,8 @@ class TakeOver:
     def _adopt_former(self, ctx: OperationsContext, epoch: int) -> set[str]:
         """Make records of submissions that a leader of the previous release accepted.
 
-        It accepted them by Thrift and stored them as blobs ``upload.<handle>.pending``. Return
-        their keys.
+        That leader accepted them by Thrift and stored them as blobs ``upload.<handle>.pending``.
+        Return the keys of the blobs.
         """
         blobs = self._nimbus.blobs
         former = {key for key in blobs.keys(_FORMER_PREFIX) if key.endswith(_FORMER_SUFFIX)}

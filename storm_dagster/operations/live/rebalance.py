@@ -63,19 +63,24 @@ class PendingRebalance(Record):
 
     workers: int
     executors: dict[str, int]
+    """Component -> number of executors, of every component."""
     reassign: bool = False
+    """True if every task moves to a new slot."""
 
 
 @dataclass(frozen=True)
 class _Plan:
+    """A rebalance that fits, and its effect."""
+
     request: PendingRebalance
     table: TaskTable
     result: PlacementResult
     changed: bool
+    """True if the request has an effect, on tasks or only on the base."""
     disturbs: bool
     """True if tasks are moved, added or removed.
 
-    Otherwise only the base changes, and no spout has to pause.
+    Otherwise at most the base changes, and no spout has to pause.
     """
     bound: bool
     """True if the moves depend on more than sizes.
@@ -103,41 +108,45 @@ def rebalance(
     """Change the number of workers or executors, or only restore balance.
 
     ``reassign`` moves every task to a new slot. The change is planned before the topology is
-    touched: a request that does not fit, or has no effect, never disturbs it. The delay is
-    ``wait_secs``, else the message timeout; with ``stay`` this call waits for it and finishes,
-    without it :func:`finish_rebalance` does (``finish_due`` calls it). Raises
+    touched: a request that does not fit, or has no effect, never disturbs it.
+
+    The tasks move after a delay: ``wait_secs``, by default the message timeout; none if no task
+    moves. With ``stay``, or without a delay, this call sleeps for the delay and then finishes the
+    rebalance; otherwise it returns, and the leader finishes the rebalance later (``finish_due``
+    calls :func:`finish_rebalance`).
+
+    ``view`` is used by a ``dry_run`` only, so that many of them read the cluster once. Raises
     :class:`InvalidRequest`, :class:`NotAlive`, :class:`Conflict`, or :class:`Unavailable` with the
-    planner's message; a run never uses the local planner in place of PySpark. A ``dry_run`` may be
-    given the ``view`` to plan with, so that many of them read the cluster once.
+    planner's message.
     """
     epoch = ctx.current_epoch()
     attempted: list[tuple[bytes, RebalanceResult]] = []
 
-    def begin(view: ClusterView) -> RebalanceResult:
-        topology = topology_by_name(view, name)
+    def begin(current_view: ClusterView) -> RebalanceResult:
+        topology = topology_by_name(current_view, name)
         for raw, attempted_report in attempted:  # The reply of our own commit was lost.
             pending = ctx.cluster.state.get_data(_pending_path(topology.id))
             if pending == raw and attempted_report.topology_id == topology.id:
                 return attempted_report
-        require_offered_host(view, topology)
+        require_offered_host(current_view, topology)
         runnable = load_runnable(ctx, topology)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
-        marked = apply_event(topology.base, "rebalance", delay_secs=delay)
+        waiting_base = apply_event(topology.base, "rebalance", delay_secs=delay)
         request = _check_request(topology, runnable, workers, dict(executors or {}), reassign)
-        plan = _plan(ctx, view, topology, runnable, request)
+        plan = _plan(ctx, current_view, topology, runnable, request)
         if not plan.disturbs:
             delay = 0
-            marked = apply_event(topology.base, "rebalance", delay_secs=0)
+            waiting_base = apply_event(topology.base, "rebalance", delay_secs=0)
         if dry_run or not plan.changed:
             outcome = "planned" if plan.changed else "unchanged"
             return _report(topology, topology.base, plan, outcome, delay=delay)
         transaction = ctx.cluster.fenced(epoch)
         transaction.set(
-            paths.topology(topology.id), encode_record(marked), topology.base_at.version
+            paths.topology(topology.id), encode_record(waiting_base), topology.base_at.version
         )
         transaction.create(_pending_path(topology.id), encode_record(request))
         announce(ctx, transaction, topology.id, VERBS["rebalance"].action)
-        report = _report(topology, marked, plan, "waiting", delay=delay)
+        report = _report(topology, waiting_base, plan, "waiting", delay=delay)
         attempted[:] = [(encode_record(request), report)]
         commit(ctx, transaction, "rebalance")
         return report
@@ -242,6 +251,7 @@ def _plan(
         workers=request.workers,
         reassign=request.reassign,
     )
+    # By the planner of the context: a run never takes the local planner in place of PySpark.
     result = plan_or_raise(ctx, batch, topology.base.name)
     placement = result.placement(topology.base.name)
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks

@@ -122,13 +122,13 @@ def _load(text: str) -> list[Any]:
 def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
     """Make the batch that the document describes, with the checks of a submission."""
     values, _ = validate_conf(document.conf, source=f"{source}: conf")
-    cluster = {**default_conf(), **values}
+    cluster_conf = {**default_conf(), **values}
     supervisors = tuple(_supervisor(supervisor) for supervisor in document.supervisors)
     hosts = {supervisor.id: supervisor.info.host for supervisor in supervisors}
     topologies: list[TopologyToPlace] = []
     for index, topology in enumerate(document.topologies):
         position = f"{source}: {place('topologies', index)}"
-        topologies.append(_to_place(topology, cluster, hosts, position))
+        topologies.append(_to_place(topology, cluster_conf, hosts, position))
     return PlacementBatch(supervisors=supervisors, topologies=tuple(topologies))
 
 
@@ -156,10 +156,15 @@ def _old_worker(worker: PlanOldWorker, hosts: Mapping[str, str]) -> WorkerSlot:
 
 
 def _to_place(
-    topology: PlanTopology, cluster: Mapping[str, Any], hosts: Mapping[str, str], source: str
+    topology: PlanTopology, cluster_conf: Mapping[str, Any], hosts: Mapping[str, str], source: str
 ) -> TopologyToPlace:
-    own, _ = validate_conf(topology.conf, source=f"{source}.conf", submitted=True)
-    conf = total_conf(cluster, own)
+    """A topology of the document as the planner takes it.
+
+    It has passed the checks of a submission. ``cluster_conf``: defaults and the document's conf;
+    ``hosts``: supervisor id -> host; ``source``: place in the document, for errors.
+    """
+    own_conf, _ = validate_conf(topology.conf, source=f"{source}.conf", submitted=True)
+    conf = total_conf(cluster_conf, own_conf)
     spec = TopologySpec(
         name=topology.name,
         spouts={
@@ -190,6 +195,7 @@ def _to_place(
         tasks=table,
         executors=executors_of(table, executors),
     )
+    # As a new topology until here; the document may describe one that runs, and an event of it.
     return to_place.model_copy(
         update={
             "event": topology.event,
@@ -202,6 +208,10 @@ def _to_place(
 
 
 def _component(part: PlanComponent, source: str) -> ComponentSpec:
+    """The component as a spec.
+
+    Its streams and groupings do not matter to a plan, either.
+    """
     conf, _ = validate_conf(part.conf, source=f"{source}.conf", submitted=True)
     names = dict.fromkeys(part.inputs)
     return ComponentSpec(
@@ -215,6 +225,10 @@ def _component(part: PlanComponent, source: str) -> ComponentSpec:
 
 
 def _check_tasks(path: str, tasks: list[int], table: TaskTable) -> None:
+    """Require that the topology has these tasks.
+
+    ``path`` is their place in the document.
+    """
     table_tasks = table.component_of()
     for number, task in enumerate(tasks):
         if task not in table_tasks:
@@ -258,6 +272,7 @@ def _assign_declared_ids(
 
 
 def _check_executors(table: TaskTable, executors: Mapping[str, int], source: str) -> None:
+    """Require at least one task for each executor of a component."""
     for name, part in table.components.items():
         if len(part.ids) < executors.get(name, 0):
             raise InvalidRequest(

@@ -100,7 +100,9 @@ class NativeEngine:
     def place(self, placement: Placement) -> None:
         """Apply a placement.
 
-        Opens the tasks in ``placement.open``, closes all others, and rebuilds the routes.
+        Close and open tasks, connect the peers, and rebuild the routes if they changed. Tasks of
+        components whose tasks changed are reopened. Then trees with parts in ended workers fail,
+        and tuples that waited for a task that is open now are queued.
         """
         previous = self.placement
         self.placement = placement
@@ -113,9 +115,9 @@ class NativeEngine:
         self.close_tasks(self._tasks_to_reopen(previous, placement), reopen=True)
         must_rewire = self._must_rewire(previous, placement)
         if self.transport is not None:
-            used = {slot for slot in placement.slots.values() if slot != self.slot}
+            peer_slots = {slot for slot in placement.slots.values() if slot != self.slot}
             addresses = {
-                slot: address for slot, address in placement.addresses.items() if slot in used
+                slot: address for slot, address in placement.addresses.items() if slot in peer_slots
             }
             unsent = self.transport.set_peers(addresses, placement.tokens.values())
             self.exchange.fail_unsent(unsent)
@@ -126,10 +128,10 @@ class NativeEngine:
             self._rewire()
         self.exchange.on_workers(self.shared.clock())
         if previous is not None:
-            ended = [
+            ended_slots = [
                 slot for token, slot in previous.tokens.items() if token not in placement.tokens
             ]
-            self.pressure.forget(ended)
+            self.pressure.forget(ended_slots)
         self._queue_waiting_tuples(placement)
         if self.master is not None:
             self.master.table.follow(placement)
@@ -257,8 +259,8 @@ class NativeEngine:
         )
         ackers = tuple(sorted(tasks_of.get(ACKER, ())))
         self.shared.acker_tasks = ackers
-        homes = [index for index, task in enumerate(ackers) if task in self.exchange.ackers]
-        self.shared.next_home = cycle(homes).__next__ if homes else None
+        own_ackers = [index for index, task in enumerate(ackers) if task in self.exchange.ackers]
+        self.shared.next_home = cycle(own_ackers).__next__ if own_ackers else None
         for runner in self.runners.values():
             runner.context._tasks = placement.components
             link = self._linker(runner.task_id)
@@ -267,8 +269,7 @@ class NativeEngine:
                     self.spec, tasks_of, runner.component, runner.task_id, link, runner.context
                 )
             except self.shared.catches as error:
-                # A custom grouping cannot be created: the task must not run with some of its
-                # routes.
+                # A custom grouping cannot be created: the task must not run without a route.
                 runner.report(error, "groupings")
                 runner.wired = False
                 continue
@@ -280,6 +281,7 @@ class NativeEngine:
         self.pressure.place(placement, self.runners.values())
 
     def _linker(self, source: int) -> Callable[[int, str], Any]:
+        """Function (target task, stream) -> link from the task ``source`` to the target."""
         placement = self.placement
         assert placement is not None
         sender = self.runners.get(source)
@@ -343,8 +345,7 @@ class NativeEngine:
             elif runner.kind == "bolt" or runner.takes_peer_messages:
                 append = runner.queue.append
             else:
-                # No task of this release sends it tuples, and it would never take them out of its
-                # queue.
+                # No task of this release sends it tuples, and they would stay in its queue.
                 self.exchange.fail_misdirected(bundles)
                 continue
             component = components.get(source, "")

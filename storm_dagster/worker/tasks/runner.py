@@ -151,7 +151,7 @@ class Runner:
         self.stats.routes = self.routes
         self.status: Literal["starting", "running"] = "starting"
         self.wired = False
-        """True if its routes are built; it does not run before."""
+        """True if the task's routes are built; the task does not run before."""
         self.peers: dict[int, Any] = {}
         """Other task of the component -> the link to it."""
         self.held = False
@@ -164,10 +164,12 @@ class Runner:
         Message timeouts do not run in this time.
         """
         self.in_cycle = False
-        """True if all components that hold it read, directly or not, from this component."""
+        """True if its component reads, directly or not, from all components that hold it back."""
         self.next_turn = 0.0
+        """Clock before which a held task in a cycle does not begin a call."""
         self.quota = MAX_QUOTA
-        """Tuples that it may emit in one turn. The call that reaches the number ends the turn.
+        """Tuples that the task may emit in one turn (a call of :meth:`run`). The call of the
+        component that reaches the number ends the turn.
         Calls of the loop by a thread wait at the same number.
         """
         self.tuple_bytes = 0.0
@@ -278,9 +280,10 @@ class Runner:
         return self.waiting() * stats.execute_ns / stats.timed / 1e9 if stats.timed else 0.0
 
     def busy_elsewhere(self) -> bool:
-        """True if a thread or process of the task has work.
+        """True while work of the task is done outside the loop.
 
-        The loop may wait for it.
+        It is done by the task's thread, its program, or the reader of its state. The test harness
+        then waits instead of ending. Runners with such a part override this method.
         """
         return False
 
