@@ -372,10 +372,13 @@ class ClusterLink:
 
     def _write_heartbeat(self, cluster: StormClusterState, info: SupervisorInfo) -> None:
         """Write the heartbeat record, and note when and with which pass of the loop."""
-        # Before the write: a pass that completes during it lets the next heartbeat be written.
+        # Both are read before the write: a pass that completes during it lets the next heartbeat
+        # be written, and so does a session that begins during it.
         passes = self.passes()
-        self._beat_session = cluster.session.session_id
+        session_id = cluster.session.session_id
         cluster.supervisor_heartbeat(self.id, info)
+        # After the write: the first one of a session is retried at once if it fails.
+        self._beat_session = session_id
         self._beat = info
         self._beat_at = time.monotonic()
         self._beat_passes = passes
