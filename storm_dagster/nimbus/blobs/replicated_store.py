@@ -16,6 +16,7 @@ from storm_dagster.blobstore.store import no_such_blob
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 from storm_dagster.nimbus.blobs.registry import BlobRegistry, is_registered_kind
 from storm_dagster.nimbus.blobs.replication import Replicator
+from storm_dagster.nimbus.keyed_locks import KeyedLocks
 from storm_dagster.nimbus.leader_status import LeaderStatus
 
 _log = logging.getLogger(__name__)
@@ -69,6 +70,12 @@ class NimbusBlobStore:
         self._replicator = replicator
         self._minimum = minimum
         self._terms = WriteTerms()
+        self.changes = KeyedLocks()
+        """Lock of each key, from a change of the local copy until its registration.
+
+        Between the two, :class:`~storm_dagster.nimbus.blobs.sync.BlobSync` would take the new
+        content for an old one, and restore the registered content.
+        """
 
     def accepting_fewer(self, minimum: int | None = None) -> "NimbusBlobStore":
         """Return this store with terms that accept fewer copies.
@@ -86,8 +93,10 @@ class NimbusBlobStore:
     ) -> BlobMeta:
         """Store, register and replicate a blob; ``Unavailable`` at a follower."""
         epoch = self._status.require()
-        meta = self.base.put(key, chunks, expected_sha256=expected_sha256)
-        self._spread(meta, epoch, self._terms)
+        with self.changes.hold(key):
+            meta = self.base.put(key, chunks, expected_sha256=expected_sha256)
+            self._register(meta, epoch)
+        self._copy(meta, epoch, self._terms)
         return meta
 
     def delete(self, key: str, terms: WriteTerms | None = None) -> None:
@@ -96,12 +105,13 @@ class NimbusBlobStore:
         Its registration goes first, so that no follower fetches it after it has deleted it.
         """
         epoch = self._status.require(None if terms is None else terms.epoch)
-        exists = self.base.exists(key)
-        if not self.shared and is_registered_kind(key):
-            self._registry.forget(key, epoch=epoch)
-        if not exists:
-            raise no_such_blob(key, f"nimbus {self._status.me}")
-        self.base.delete(key)
+        with self.changes.hold(key):
+            exists = self.base.exists(key)
+            if not self.shared and is_registered_kind(key):
+                self._registry.forget(key, epoch=epoch)
+            if not exists:
+                raise no_such_blob(key, f"nimbus {self._status.me}")
+            self.base.delete(key)
         if not self.shared:
             self._replicator.push_deletion(key, epoch=epoch)
 
@@ -115,8 +125,10 @@ class NimbusBlobStore:
         Returns the blob and the number of nimbuses that hold it.
         """
         epoch = self._status.require(terms.epoch)
-        meta = self.base.adopt(key, path, sha256)
-        return meta, self._spread(meta, epoch, terms)
+        with self.changes.hold(key):
+            meta = self.base.adopt(key, path, sha256)
+            self._register(meta, epoch)
+        return meta, self._copy(meta, epoch, terms)
 
     def put_content(self, key: str, sha256: str, terms: WriteTerms) -> tuple[BlobMeta, int] | None:
         """Store content that is here already under ``key``; ``None`` if it is not here.
@@ -124,10 +136,12 @@ class NimbusBlobStore:
         Returns the blob and the number of nimbuses that hold it.
         """
         epoch = self._status.require(terms.epoch)
-        meta = self.base.put_existing(key, sha256)
-        if meta is None:
-            return None
-        return meta, self._spread(meta, epoch, terms)
+        with self.changes.hold(key):
+            meta = self.base.put_existing(key, sha256)
+            if meta is None:
+                return None
+            self._register(meta, epoch)
+        return meta, self._copy(meta, epoch, terms)
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
         """Store content that is here already; as :meth:`put_content`, for operations."""
@@ -141,14 +155,15 @@ class NimbusBlobStore:
         """
         if self.shared:
             raise InvalidRequest("this nimbus has a shared blob store: it takes no copies")
-        if path is None:
-            meta = self.base.put_existing(key, sha256)
-        else:
-            meta = self.base.adopt(key, path, sha256)
-        if meta is None:
-            raise KeyNotFound(f"content {sha256} is not here yet: send it")
-        if is_registered_kind(key):
-            self._registry.register_held(meta)
+        with self.changes.hold(key):
+            if path is None:
+                meta = self.base.put_existing(key, sha256)
+            else:
+                meta = self.base.adopt(key, path, sha256)
+            if meta is None:
+                raise KeyNotFound(f"content {sha256} is not here yet: send it")
+            if is_registered_kind(key):
+                self._registry.register_held(meta)
         return meta
 
     def drop_replica(self, key: str) -> None:
@@ -156,13 +171,16 @@ class NimbusBlobStore:
         with suppress(KeyNotFound):
             self.base.delete(key)
 
-    def _spread(self, meta: BlobMeta, epoch: int, terms: WriteTerms) -> int:
-        """Register and copy a stored blob; return the number of nimbuses that hold it."""
+    def _register(self, meta: BlobMeta, epoch: int) -> None:
+        """Register a stored blob, if blobs of its kind are registered."""
+        if not self.shared and is_registered_kind(meta.key):
+            self._registry.register_written(meta, epoch=epoch)
+
+    def _copy(self, meta: BlobMeta, epoch: int, terms: WriteTerms) -> int:
+        """Copy a stored blob to the followers; return the number of nimbuses that hold it."""
         minimum = self._minimum if terms.minimum is None else terms.minimum
         if self.shared:
             return max(1, minimum)
-        if is_registered_kind(meta.key):
-            self._registry.register_written(meta, epoch=epoch)
         copies = self._replicator.push(
             meta, epoch=epoch, minimum=max(1, minimum), allow_degraded=terms.allow_degraded
         )

@@ -149,8 +149,21 @@ class BlobSync:
     def _fetch_needed(self, entry: Registered) -> bool:
         """Store the blob from content that is here, or from a peer.
 
-        Returns ``False`` if it cannot be stored from either.
+        Returns ``False`` if it cannot be stored from either. No write of the blob comes in
+        between, and the registration is read once more: it may be of the time before a write.
         """
+        with self._blobs.changes.hold(entry.key):
+            try:
+                entry = self._registry.read([entry.key])[entry.key]
+            except Corrupt as error:
+                _log.error("%s", error.message)
+                return False
+            if self._is_held(entry):
+                self._register([entry])
+                return True
+            return self._fetch_locked(entry)
+
+    def _fetch_locked(self, entry: Registered) -> bool:
         sha256 = entry.record.sha256 if entry.record else None
         if sha256 is not None:
             try:

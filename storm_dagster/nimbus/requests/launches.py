@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakValueDictionary
 
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 
@@ -45,22 +44,3 @@ class Launches:
     def note_run(self, key: str, run_id: str) -> None:
         """Remember the run of that key."""
         self.runs.put(key, run_id)
-
-
-class KeyedLocks:
-    """One lock for each key in use.
-
-    It exists while a thread holds it or waits for it.
-    """
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-
-    @contextmanager
-    def hold(self, key: str) -> Iterator[None]:
-        """Hold the key's lock."""
-        with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            yield

@@ -28,8 +28,8 @@ from storm_dagster.model.requests import check_request
 from storm_dagster.model.verbs import VERBS, Verb
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS
+from storm_dagster.nimbus.keyed_locks import KeyedLocks
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.launches import KeyedLocks
 from storm_dagster.nimbus.requests.submitting import accepted, with_token
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live.change_records import (

@@ -19,8 +19,8 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.requests import SubmitRequest, check_request
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS, FoundRun
+from storm_dagster.nimbus.keyed_locks import KeyedLocks
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.launches import KeyedLocks
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.submit.staging import (
