@@ -288,3 +288,12 @@ def test_dagster_yaml_and_workspace_parse() -> None:
     command = SERVICES["dagster-code"]["command"]
     assert server["grpc_server"]["socket"] == command[command.index("--socket") + 1]
     assert server["grpc_server"]["location_name"] == load_cluster_conf(DOCKER)["dagster.location"]
+
+
+def test_setup_tags_images_with_the_version_of_the_package() -> None:
+    """The script reads the version out of a file of the package, without running Python."""
+    (line,) = re.findall(r"^version=.*$", (DOCKER / "setup").read_text("utf-8"), flags=re.MULTILINE)
+    done = subprocess.run(
+        ["bash", "-c", f'{line}; echo "$version"'], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == storm_dagster.__version__
