@@ -49,6 +49,7 @@ def _change_verbs() -> dict[str, ListedVerb]:
 
 
 VERBS: dict[str, ListedVerb] = {
+    "run": ListedVerb("run_verb", "Run a topology in this process, without a cluster"),
     "dev": ListedVerb("cluster_verbs", "Start a whole local cluster"),
     "stop": ListedVerb("cluster_verbs", "Stop a local cluster"),
     "status": ListedVerb("cluster_verbs", "Processes, nimbuses, supervisors and topologies"),

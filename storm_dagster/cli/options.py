@@ -140,16 +140,9 @@ def change_options(function: Function) -> Function:
     return add_options(options, function)
 
 
-def code_options(function: Function) -> Function:
-    """Add the options of new code."""
+def topology_options(function: Function) -> Function:
+    """Add the options of a topology's conf and packages."""
     options = (
-        click.option(
-            "--timeout",
-            type=float,
-            default=300.0,
-            show_default=True,
-            help="Longest wait, seconds.",
-        ),
         click.option(
             "--conf",
             "pairs",
@@ -163,6 +156,18 @@ def code_options(function: Function) -> Function:
         ),
     )
     return add_options(options, function)
+
+
+def code_options(function: Function) -> Function:
+    """Add the options of new code."""
+    timeout = click.option(
+        "--timeout",
+        type=float,
+        default=300.0,
+        show_default=True,
+        help="Longest wait, seconds.",
+    )
+    return timeout(topology_options(function))
 
 
 def add_options(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:

@@ -44,6 +44,11 @@ def _class_of(part: ComponentSpec) -> str:
     return ""
 
 
+def is_spark_component(part: ComponentSpec) -> bool:
+    """True if the component is a SparkSpout, SparkQuery or SparkBolt of the API."""
+    return _class_of(part) in ("SparkSpout", "SparkQuery", "SparkBolt")
+
+
 def fused_components(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[str, str]:
     """Fused bolt -> the spout whose query runs it, in the order of the graph.
 

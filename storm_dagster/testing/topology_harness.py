@@ -28,11 +28,10 @@ from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.fusion import fuse
-from storm_dagster.model.names import ACKER
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
-from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.native import NativeEngine
+from storm_dagster.worker.engine.single_process import number_tasks, place_all
 from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
@@ -156,12 +155,6 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             }
         )
         spec = fuse(_with_recorder(spec, given or {}, replays), merged)
-        components: dict[int, str] = {}
-        for component, _, part in spec.components():
-            for _ in range(part.conf.get("topology.tasks") or part.parallelism):
-                components[len(components) + 1] = component
-        if merged.get("topology.acker.executors") != 0:
-            components[len(components) + 1] = ACKER
         self.clock: SimulatedClock | None = SimulatedClock() if simulated else None
         shells = [name for name, _, part in spec.components() if part.object.shell is not None]
         if simulated and shells:
@@ -197,9 +190,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             archive=archive,
             state_dir=Path(self._folder.name) if state_dir is None else state_dir,
         )
-        all_tasks = frozenset(components)
-        slots = dict.fromkeys(components, slot)
-        self.engine.place(Placement(0, slots, {}, components, all_tasks, all_tasks))
+        self.engine.place(place_all(number_tasks(spec, merged), slot))
         self.engine.activate(True)
 
     def _report(self, task: int, component: str, error: BaseException, where: str) -> None:
@@ -315,7 +306,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         """Close all tasks, and delete their folder after its last writer has ended."""
         writers: list[Thread] = []
         for runner in self.engine.runners.values():
-            writers += _writers(runner)
+            writers += runner.writers()
         self.engine.close()
         for thread in writers:
             thread.join(_WRITING_SECS)
@@ -323,20 +314,6 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _writers(runner: Any) -> list[Thread]:
-    """Threads that may still write to the task's folder after its close.
-
-    They open or compact its state.
-    """
-    if runner.status == "running":
-        log = getattr(runner.state, "log", None)
-        compaction = getattr(log, "_compaction", None)
-        return [compaction.thread] if compaction else []
-    opening = getattr(runner, "_opening", None)
-    threads = [getattr(opening, "thread", None), getattr(runner, "_thread", None)]
-    return [thread for thread in threads if thread is not None]
 
 
 def _with_recorder(

@@ -51,9 +51,11 @@ EDGES: dict[str, set[str]] = {
         *("client", "packaging"),
     },
     "testing": {"model", "host", "core", "client", "api", "worker"},
+    # A worker's engine without a cluster.
+    "local": {"model", "host", "core", "api", "packaging", "worker"},
     "cli": {
         *("model", "host", "security", "core", "zk", "spark", "operations"),
-        *("client", "packaging", "nimbus", "supervisor", "code_server", "web"),
+        *("client", "packaging", "nimbus", "supervisor", "code_server", "web", "local"),
     },
 }
 # Third-party packages and the only packages of ours that may import them.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import storm_dagster
+from storm_dagster.host.references import resolve_references
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.worker.runtime.process import resolve_references
 
 
 def test_values_at_any_depth_are_resolved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_large_file_is_refused(tmp_path: Path) -> None:
         resolve_references({"k": f"${{file:{tmp_path}/large}}"})
 
 
-def test_only_workers_resolve() -> None:
+def test_only_processes_that_run_tasks_resolve() -> None:
     root = Path(storm_dagster.__file__).parent
     found = subprocess.run(
         ["grep", "-rl", "resolve_references", root], capture_output=True, text=True, check=True
@@ -53,4 +53,4 @@ def test_only_workers_resolve() -> None:
         for line in found.stdout.split()
         if line.endswith(".py")
     }
-    assert names == {"worker/runtime/process.py"}
+    assert names == {"host/references.py", "local/code.py", "worker/runtime/process.py"}

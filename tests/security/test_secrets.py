@@ -31,7 +31,7 @@ from storm_dagster.spark.planner import ConnectPlanner
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.spark.session import within
 from storm_dagster.testing.cluster import run_cli
-from storm_dagster.worker.runtime.process import ErrorReporter
+from storm_dagster.worker.tasks.errors import ErrorReporter
 
 SECRET = "a-secret-planted-for-tests-4711"
 

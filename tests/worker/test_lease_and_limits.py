@@ -15,9 +15,9 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.slot import Slot
 from storm_dagster.testing.task_state import open_task_state, read_task_states
 from storm_dagster.worker.runtime.lease import WorkerLease
-from storm_dagster.worker.runtime.process import ErrorReporter, error_group
 from storm_dagster.worker.state.storage import open_task_log
 from storm_dagster.worker.state.task_store import TaskStore, task_folder
+from storm_dagster.worker.tasks.errors import ErrorReporter, error_group
 
 
 class Session:

@@ -4,25 +4,22 @@ import contextlib
 import ctypes
 import gc
 import logging
-import os
-import re
 import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from storm_dagster.host.files import read_json_object
 from storm_dagster.host.processes import RunFile
+from storm_dagster.host.references import resolve_references
 from storm_dagster.host.requirements import require_linux
 from storm_dagster.host.worker_spec import WorkerSpec
-from storm_dagster.model.conf import default_conf, mask_text
+from storm_dagster.model.conf import default_conf
 from storm_dagster.model.conf_layers import merge_conf
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.fusion import fuse
 from storm_dagster.model.json_logs import JsonFormatter
@@ -36,14 +33,13 @@ from storm_dagster.worker.runtime.cluster_sync import ClusterSync
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread, Watchdog
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.loop import Loop
+from storm_dagster.worker.tasks.errors import ErrorReporter
 from storm_dagster.worker.tasks.runner import Shared
 from storm_dagster.zk.session import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 
-_REFERENCE = re.compile(r"\$\{(env|file):([^{}]*)\}")
-_MAX_FILE_LENGTH = 1024 * 1024
 _BIND_SECS = 5.0
 _GC_THRESHOLDS = (100_000, 50, 100)
 """Thresholds of the collector's generations. Measured: with Python's defaults, decoding of big
@@ -52,47 +48,6 @@ batches takes three times as long.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGE_BYTES = 4 * 1024 * 1024
-
-
-def resolve_references(value: Any, key: str = "") -> Any:
-    """Copy a conf, or the value under ``key``, and replace all references.
-
-    ``${env:NAME}`` and ``${file:PATH}``: only the worker resolves them. Nimbus, Dagster, pages and
-    logs have the reference. :class:`InvalidRequest` names the key.
-    """
-    if isinstance(value, str):
-        if "${" not in value:
-            return value
-        return _REFERENCE.sub(lambda match: _target(match[1], match[2], key), value)
-    if isinstance(value, Mapping):
-        resolved: dict[Any, Any] = {}
-        for name, part in value.items():
-            resolved[name] = resolve_references(part, f"{key}.{name}" if key else str(name))
-        return resolved
-    if isinstance(value, list):
-        return [resolve_references(part, key) for part in value]
-    return value
-
-
-def _target(kind: str, name: str, key: str) -> str:
-    if kind == "env":
-        if name in os.environ:
-            return os.environ[name]
-        reason = (
-            "the worker has no such variable: name it in supervisor.worker.environment and set it "
-            "for the supervisor"
-        )
-    else:
-        try:
-            with Path(name).expanduser().open(encoding="utf-8") as file:
-                text = file.read(_MAX_FILE_LENGTH + 1)
-            if len(text) <= _MAX_FILE_LENGTH:
-                return text.strip()
-            reason = f"the file has more than {_MAX_FILE_LENGTH} characters"
-        except (OSError, ValueError, RuntimeError) as error:
-            cause = getattr(error, "strerror", None) or type(error).__name__
-            reason = f"the worker cannot read it ({cause}): put it on each supervisor's host"
-    raise InvalidRequest(f"conf key {key!r} refers to ${{{kind}:{name}}}: {reason}")
 
 
 def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
@@ -267,73 +222,3 @@ def task_of(record: logging.LogRecord, shared: Shared) -> dict[str, Any]:
     if not component or not task.isdecimal():
         return {}
     return {"task": int(task), "component": component}
-
-
-@dataclass(eq=False)
-class ErrorReporter:
-    """Log of all task errors, which writes only some to ZooKeeper.
-
-    Thread-safe. At most ``topology.max.error.report.per.interval`` of a task in
-    ``topology.error.throttle.interval.secs``. An error over the limit has no text and only adds to
-    the count of its group.
-    """
-
-    conf: Mapping[str, Any]
-    record: Callable[[int, str, str, int, str], None]
-    clock: Callable[[], float]
-
-    def __post_init__(self) -> None:
-        self._interval = float(self.conf.get("topology.error.throttle.interval.secs") or 10)
-        self._max_reports = int(self.conf.get("topology.max.error.report.per.interval") or 5)
-        self._lock = threading.Lock()
-        self._windows: dict[int, tuple[float, int]] = {}
-        """Task -> (start of the window, errors in it)."""
-
-    def __call__(self, task: int, component: str, error: BaseException, activity: str) -> None:
-        """Log the error, and record it.
-
-        Unless the task has reached its limit.
-        """
-        now = self.clock()
-        task_fields = {"task": task, "component": component}
-        with self._lock:
-            start, number = self._windows.get(task, (now, 0))
-            if now - start > self._interval:
-                start = now
-                number = 0
-            number += 1
-            self._windows[task] = (start, number)
-        text = ""
-        if number <= self._max_reports:
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            # A file name in a message may have bytes that are not UTF-8; log and ZooKeeper must be.
-            text = mask_text(f"{activity}: {trace.encode('utf-8', 'backslashreplace').decode()}")
-            _log.error("task %d (%s): %s", task, component, text, extra=task_fields)
-        elif number == self._max_reports + 1:
-            # The log of a bolt that fails for every tuple must stay readable.
-            _log.error(
-                "task %d (%s): more than %d errors in %g s, more are only counted",
-                task,
-                component,
-                self._max_reports,
-                self._interval,
-                extra=task_fields,
-            )
-        self.record(task, component, text, int(time.time()), error_group(error, activity))
-
-
-def error_group(error: BaseException, activity: str) -> str:
-    """Return type and place of an error: the same for every replay of a tuple.
-
-    Without a traceback, the message is the place.
-    """
-    trace = error.__traceback__
-    if trace is None:
-        place = str(error)
-    else:
-        while trace.tb_next is not None:
-            trace = trace.tb_next
-        code = trace.tb_frame.f_code
-        place = f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}"
-    group = mask_text(f"{activity}: {type(error).__name__} {place}")[:300]
-    return group.encode("utf-8", "backslashreplace").decode()

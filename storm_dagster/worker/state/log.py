@@ -357,6 +357,13 @@ class StateLog:
         self._publish(running.temporary)
         return True
 
+    def writers(self) -> list[threading.Thread]:
+        """Return the thread that rewrites the log, if one does.
+
+        :meth:`close` only asks it to stop.
+        """
+        return [] if self._compaction is None else [self._compaction.thread]
+
     def close(self) -> None:
         """Close the file."""
         if self._compaction is not None:

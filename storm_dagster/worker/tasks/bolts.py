@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from operator import attrgetter
+from threading import Thread
 from typing import Any
 
 from storm_dagster.api.bolts import Bolt
@@ -105,6 +106,12 @@ class BoltRunner(Runner):
     def busy_elsewhere(self) -> bool:
         """True while the state is read."""
         return self._opening is not None
+
+    def writers(self) -> list[Thread]:
+        """Return the threads that may write state, among them the one that reads it first."""
+        if self._opening is not None:
+            return [self._opening.thread]
+        return super().writers()
 
     def close(self, *, retire: bool = False) -> None:
         """Close as :meth:`Runner.close`, also while the state is read."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from storm_dagster.api.context import TopologyContext
@@ -286,6 +287,16 @@ class Runner:
         then waits instead of ending. Runners with such a part override this method.
         """
         return False
+
+    def writers(self) -> list[Thread]:
+        """Return the threads that may still write state after :meth:`close`.
+
+        To be called before it, which forgets them. Of a running task it is the compaction of its
+        state; the thread of its component has ended when it is closed.
+        """
+        if self.state is None:
+            return []
+        return self.state.log.writers()
 
     def begin_close(self, *, retire: bool) -> None:
         """Stop the task's thread, if it has one; then call :meth:`close`."""

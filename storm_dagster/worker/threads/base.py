@@ -149,6 +149,16 @@ class ThreadMixin(Runner, ABC):
             self.in_flight > 0 or bool(self.loop_calls) or self.status != "running"
         )
 
+    def writers(self) -> list[threading.Thread]:
+        """Return the threads that may write state, among them the one that initializes the task.
+
+        Nothing waits for that one when the task closes; for the thread of a running task,
+        ``close_runners`` does.
+        """
+        if self.status == "starting" and self._thread is not None:
+            return [self._thread]
+        return super().writers()
+
     def begin_close(self, *, retire: bool) -> None:
         """End the thread after its current call.
 

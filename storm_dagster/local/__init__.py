@@ -1,0 +1,1 @@
+"""Topologies that run in one process, without a cluster: ``storm-dagster run``."""
