@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import click
-import yaml
 from pydantic.fields import FieldInfo
 
+from storm_dagster.cli.code_arguments import code_arguments
 from storm_dagster.cli.options import (
     Function,
     Invocation,
@@ -25,31 +25,13 @@ from storm_dagster.cli.options import (
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table
 from storm_dagster.client.changes import Change, change_topology
 from storm_dagster.host.endpoints import ClusterFile
-from storm_dagster.model.conf import Conf, parse_assignments, validate_conf, yaml_problem
-from storm_dagster.model.conf_layers import LayerName, overlay
+from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.requests import Flag, RequestModel, SubmitRequest, bounds_of
 from storm_dagster.model.verbs import VERBS, Verb
 
 _BUSY = ("STARTED", "STARTING", "IN_PROGRESS")
-
-
-def _conf_file(path: Path) -> dict[str, Any]:
-    """Read the map of a YAML or JSON file."""
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise InvalidRequest(
-            f"--conf-file {path} is not valid YAML: {yaml_problem(error)}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"--conf-file {path} cannot be read: {error}") from None
-    if not isinstance(loaded, dict | None):
-        raise InvalidRequest(
-            f"{path}: the conf must be a map of keys to values, got {type(loaded).__name__}"
-        )
-    return loaded or {}
 
 
 def _dry_run(
@@ -124,28 +106,6 @@ def _option_of(name: str, field: FieldInfo, flag: Flag) -> Callable[[Function], 
         bounds = bounds_of(field)
         settings["type"] = click.IntRange(bounds.get("ge"), bounds.get("le"))
     return click.option(flag.name, name, **settings)
-
-
-def code_arguments(invocation: Invocation, options: dict[str, Any]) -> dict[str, Any]:
-    """Move the options of new code out of ``options``.
-
-    They are returned as arguments of the client's functions. The conf is ``-c topology.*``, then
-    the file, then ``--conf``.
-    """
-    file = options.pop("conf_file")
-    pairs = options.pop("pairs")
-    requirements = options.pop("requirements")
-    topology_conf = {
-        key: value for key, value in invocation.overrides.items() if key.startswith("topology.")
-    }
-    layers: dict[LayerName, Conf] = {"option": topology_conf, "pair": parse_assignments(pairs)}
-    if file is not None:
-        layers["file"] = _conf_file(Path(file))
-    return {
-        "conf": overlay(layers),
-        "home": invocation.home,
-        "requirements": Path(requirements) if requirements else None,
-    }
 
 
 @verb("submit")

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from storm_dagster.cli.change_verbs import code_arguments
+from storm_dagster.cli.code_arguments import code_arguments
 from storm_dagster.cli.options import Invocation, topology_options, verb
 from storm_dagster.cli.run_display import Display, make_display
 from storm_dagster.local.code import load_code, make_importable, prepare_topology
