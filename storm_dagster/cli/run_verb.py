@@ -174,8 +174,8 @@ def run(
 ) -> int:
     """Run TARGET in this process, without a cluster.
 
-    It needs neither ZooKeeper nor Java. TARGET and ARGS are those of submit. All tasks run here, and
-    a table shows what flows. Ctrl-C ends it. The exit code is 1 if a task reported an error.
+    It needs neither ZooKeeper nor Java. TARGET and ARGS are those of submit. All tasks run here,
+    and a table shows what flows. Ctrl-C ends it. The exit code is 1 if a task reported an error.
     """
     code_options = code_arguments(invocation, options)
     cluster = invocation.conf

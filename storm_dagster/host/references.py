@@ -16,8 +16,8 @@ _MAX_FILE_LENGTH = 1024 * 1024
 def resolve_references(value: Any, key: str = "") -> Any:
     """Copy a conf, or the value under ``key``, and replace all references.
 
-    ``${env:NAME}`` and ``${file:PATH}``: only the process that runs the tasks resolves them. Nimbus,
-    Dagster, pages and logs have the reference. :class:`InvalidRequest` names the key.
+    ``${env:NAME}`` and ``${file:PATH}``: only the process that runs the tasks resolves them.
+    Nimbus, Dagster, pages and logs have the reference. :class:`InvalidRequest` names the key.
     """
     if isinstance(value, str):
         if "${" not in value:

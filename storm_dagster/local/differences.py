@@ -39,8 +39,8 @@ def differences(
         )
     if kept_state is None:
         lines.append(
-            "a cluster keeps state, dead letters and positions of sources; here they are deleted at "
-            "the end: --state-dir DIR keeps them for the next run"
+            "a cluster keeps state, dead letters and positions of sources; here they are deleted "
+            "at the end: --state-dir DIR keeps them for the next run"
         )
     else:
         lines.append(f"state, dead letters and positions of sources are kept in {kept_state}")

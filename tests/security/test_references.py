@@ -43,7 +43,7 @@ def test_a_large_file_is_refused(tmp_path: Path) -> None:
         resolve_references({"k": f"${{file:{tmp_path}/large}}"})
 
 
-def test_only_processes_that_run_tasks_resolve() -> None:
+def test_only_workers_resolve() -> None:
     root = Path(storm_dagster.__file__).parent
     found = subprocess.run(
         ["grep", "-rl", "resolve_references", root], capture_output=True, text=True, check=True
