@@ -46,6 +46,7 @@ def parent_of(path: str) -> str:
 
 
 def _check_size(path: str, data: bytes) -> None:
+    """Raise ``InvalidRequest`` for data that no node can hold."""
     if len(data) > MAX_NODE_BYTES:
         raise InvalidRequest(
             f"{path} would take {len(data)} bytes, a ZooKeeper node may hold {MAX_NODE_BYTES}: "
@@ -59,11 +60,15 @@ class ZooKeeperClusterState(ClusterState):
     def __init__(self, session: ZkSession) -> None:
         self.session = session
         self._active = True
+        """False once closed: events are ignored."""
         self._lock = threading.Lock()
+        """Guards :attr:`_callbacks`."""
         self._callbacks: dict[str, Callable[[str, str], None]] = {}
+        """uuid of a registration -> its callback."""
         # One bound method for all watches: kazoo keeps watchers in a set, so each event comes once.
         self._watcher = self._on_event
         self._newest_event: WatchedEvent | None = None
+        """Last event that was issued, to recognize its second delivery."""
 
     @property
     def connected(self) -> bool:
@@ -154,10 +159,10 @@ class ZooKeeperClusterState(ClusterState):
     def _read_at_once(
         self, many: Sequence[str], watch: bool, method: str, closed: Any
     ) -> list[Any]:
-        """Read many nodes, without ``watch`` in one request.
+        """Read many nodes by kazoo's ``method``, without ``watch`` in one request.
 
         A node that a worker has closed fails the whole request. Then, and with ``watch``, see
-        :meth:`_read_many`.
+        :meth:`_read_many`, also for ``closed``.
         """
         if len(many) > 1 and not watch:
             with contextlib.suppress(InvalidRequest):
@@ -227,6 +232,7 @@ class ZooKeeperClusterState(ClusterState):
     def _stats(
         self, fulls: Sequence[str], action: str, watch: bool = True
     ) -> list[ZnodeStat | None]:
+        """Stat of each node on the server, ``None`` without the node; raises the first error."""
         watcher = self._watcher if watch else None
         begins = [
             lambda client, full=full: client.exists_async(full, watch=watcher) for full in fulls
@@ -274,6 +280,7 @@ class ZooKeeperClusterState(ClusterState):
     def _create(
         self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False
     ) -> str:
+        """Create a node below an existing parent, and return its path; kazoo's errors pass."""
         full = self.session.full(path)
         acl = self.session.acl(path)
         created = self.session.call(
@@ -287,6 +294,7 @@ class ZooKeeperClusterState(ClusterState):
     def _create_with_parents(
         self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False
     ) -> str:
+        """As :meth:`_create`, with the missing parents; ``Unavailable`` without the root."""
         for _ in range(_ATTEMPTS):
             try:
                 return self._create(path, data, ephemeral=ephemeral, sequence=sequence)
@@ -324,6 +332,7 @@ class ZooKeeperClusterState(ClusterState):
             try:
                 return self._set(path, data, -1).version
             except Conflict as error:
+                # One that names the path: the node does not exist.
                 if error.path != path:
                     raise
             with contextlib.suppress(NodeExistsError):
@@ -332,6 +341,10 @@ class ZooKeeperClusterState(ClusterState):
         raise conflict(f"{path} appears and vanishes all the time: retry", path)
 
     def _set(self, path: str, data: bytes, version: int) -> ZnodeStat:
+        """Replace the data, and return the new stat.
+
+        ``version`` -1 means any. ``Conflict`` for another version and without the node.
+        """
         full = self.session.full(path)
         try:
             return self.session.call(
@@ -356,6 +369,7 @@ class ZooKeeperClusterState(ClusterState):
         for _ in range(_ATTEMPTS):
             own_id = self.session.session_id
             stat = self._stat(path)
+            # Both errors are lost races: the next attempt reads the node once more.
             with contextlib.suppress(NodeExistsError, Conflict):
                 if stat is None:
                     self._create_with_parents(path, data, ephemeral=True)

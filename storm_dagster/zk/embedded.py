@@ -23,6 +23,7 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.tables import load_table
 
 _TABLE = load_table(__name__, "embedded")
+"""Names of the jars, and settings of servers and members (``embedded.yaml``)."""
 
 
 def zookeeper_jars() -> list[Path]:

@@ -16,11 +16,16 @@ from storm_dagster.zk.state_protocol import ClusterState, read_children
 from storm_dagster.zk.transaction import Transaction, conflict
 
 UPGRADING = "upgrading_workers"
+"""List of the workers that have to run the new code, and do not count as upgraded yet."""
 UPGRADED = "upgraded_workers"
+"""List of the workers that run the new code."""
 
 
 def read_upgrade(state: ClusterState, topology_id: str, watch: bool = False) -> UpgradeState:
-    """Current state of an upgrade; ``watch`` the next change of the record."""
+    """Current state of an upgrade, empty without one; ``watch`` the next change of the record.
+
+    Not at one moment: a write that follows checks :attr:`UpgradeState.at`, which is read first.
+    """
     lock = state.get_data_with_version(paths.gray_upgrade(topology_id), watch)
     if lock is None:
         return UpgradeState()
@@ -50,6 +55,7 @@ def upgrades_under_way(state: ClusterState) -> list[str]:
 
 
 def _workers(state: ClusterState, topology_id: str, part: str) -> dict[str, GrayWorker]:
+    """Worker (``host:port``) -> its record in one of the two lists."""
     parent = paths.gray_upgrade(topology_id, part)
     workers: dict[str, GrayWorker] = {}
     for name, (raw, _) in read_children(state, parent).items():
@@ -82,9 +88,9 @@ def create_lists_ops(transaction: Transaction, state: ClusterState, topology_id:
 def put_record_ops(
     transaction: Transaction, topology_id: str, state: UpgradeState, record: GrayUpgrade | None
 ) -> Transaction:
-    """Append operations that replace the record in ``state``.
+    """Append operations that replace the record of the upgrade that was read as ``state``.
 
-    ``None`` removes it.
+    ``None`` removes it. They raise the optimistic lock, and conflict if it is not ``state.at``.
     """
     path = paths.gray_upgrade(topology_id, "conf")
     transaction.set(paths.gray_upgrade(topology_id), b"", state.at)

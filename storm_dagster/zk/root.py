@@ -60,6 +60,7 @@ def refuse_open_root(session: ZkSession) -> None:
         [lambda client, node=node: client.get_acls_async(node) for node in nodes], "a read of ACLs"
     )
     for node, result in zip(nodes, results, strict=True):
+        # The server creates the top node, which is open to all; a root there shares it.
         if isinstance(result, NoNodeError) or (node == "/" and not session.root):
             continue
         if isinstance(result, Exception):
@@ -87,7 +88,10 @@ def _workers_may_read(users: ZooKeeperUsers, acl: Iterable[ACL]) -> bool:
 
 
 def is_open_to_all(hosts: str, root: str, tls: ssl.SSLContext | None) -> bool:
-    """True if a client without credentials may change the root node."""
+    """True if a client without credentials may change the root node.
+
+    False without the node. Raises ``Unavailable`` if no server responds within 5 s.
+    """
     client, _ = make_client(hosts, 5000, tls=tls)
     try:
         client.start(5)
@@ -169,6 +173,7 @@ def close_top(session: ZkSession) -> None:
 
 
 def _location(state: ClusterState) -> str:
+    """Root and servers of a state, for errors."""
     session = getattr(state, "session", None)
     if isinstance(session, ZkSession):
         return f"{session.root or '/'} in ZooKeeper at {session.hosts}"

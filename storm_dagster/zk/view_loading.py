@@ -23,7 +23,7 @@ Decode = Callable[[type[Any], bytes, str], Any]
 
 
 class _TopologyNodes(NamedTuple):
-    """Nodes of one topology, as read."""
+    """Nodes of one topology, as read; ``None`` for a missing one."""
 
     base: _Node
     tasks: _Node
@@ -34,7 +34,7 @@ class _TopologyNodes(NamedTuple):
 
 
 class _Loading:
-    """State of one load: damage of records that were decoded."""
+    """Decoder of one load, which collects the damage that it finds."""
 
     def __init__(self, state: ClusterState, decode: Decode) -> None:
         self.state = state
@@ -58,11 +58,15 @@ class _Loading:
             return None
 
     def note(self, path: str, error: Corrupt) -> None:
+        """Note and log a damaged record."""
         self.corrupt[path] = error.message
         _log.error("%s", error.message)
 
     def assignment(self, path: str, node: _Node) -> tuple[records.Assignment, Versioned] | None:
-        """The assignment; if it was cut, its parts are read."""
+        """The assignment and its version; if it was cut, its parts are read.
+
+        ``None`` for a missing, empty, removed or damaged one; a damaged one is noted.
+        """
         if node is None or not node[0]:
             return None
         raw, version = node
@@ -81,6 +85,10 @@ class _Loading:
             return None
 
     def workers(self, topology_id: str, nodes: dict[str, _Node]) -> dict[Slot, records.WorkerNode]:
+        """Slot -> record of each live worker.
+
+        The slot of an empty or damaged record is held, since its process lives.
+        """
         parent = paths.workers(topology_id)
         live_workers: dict[Slot, records.WorkerNode] = {}
         for name, node in nodes.items():
@@ -101,9 +109,9 @@ class _Loading:
         return live_workers
 
     def topology(self, topology_id: str, nodes: _TopologyNodes) -> TopologyView | None:
-        """The topology, unless it was removed or is damaged.
+        """The topology; ``None`` if it was removed or is damaged.
 
-        Damage that placement must not ignore holds its slots.
+        If it is damaged, the slots of its live workers and of its assignment are held.
         """
         if nodes.base is None:
             return None
@@ -167,17 +175,7 @@ def load_view(
         paths.BLACKLIST,
     ):
         announce(path)
-    stored_id = state.get_data(paths.CLUSTER_ID)
-    if stored_id is None:
-        raise Unavailable(
-            f"the root of cluster {cluster_id} is gone from ZooKeeper, and an empty state is not a "
-            "basis for decisions: restore it, or check storm.zookeeper.root and .servers"
-        )
-    if stored_id.decode("utf-8", "replace") != cluster_id:
-        raise Conflict(
-            f"the root holds cluster {stored_id!r:.80} now, this process belongs to {cluster_id}: "
-            "check storm.zookeeper.root and .servers"
-        )
+    _check_root(state, cluster_id)
     epoch_node, assignments_node, blacklist_node = state.get_many(
         [paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch
     )
@@ -188,14 +186,7 @@ def load_view(
     topology_ids = topology_names or []
     loading = _Loading(state, decode)
     topology_nodes = _read_topologies(state, topology_ids, watch, announce)
-    supervisors: dict[str, records.SupervisorInfo] = {}
-    info_nodes = state.get_many(
-        [paths.supervisor(supervisor_id) for supervisor_id in supervisor_ids]
-    )
-    for supervisor_id, node in zip(supervisor_ids, info_nodes, strict=True):
-        info = loading.decode(records.SupervisorInfo, node, paths.supervisor(supervisor_id))
-        if info is not None:
-            supervisors[supervisor_id] = info
+    supervisors = _read_supervisors(loading, supervisor_ids)
     topologies: dict[str, TopologyView] = {}
     for topology_id in topology_ids:
         topology = loading.topology(topology_id, topology_nodes[topology_id])
@@ -223,10 +214,36 @@ def load_view(
     )
 
 
+def _check_root(state: ClusterState, cluster_id: str) -> None:
+    """Raise ``Unavailable`` without the root, ``Conflict`` if it is another cluster's."""
+    stored_id = state.get_data(paths.CLUSTER_ID)
+    if stored_id is None:
+        raise Unavailable(
+            f"the root of cluster {cluster_id} is gone from ZooKeeper, and an empty state is not a "
+            "basis for decisions: restore it, or check storm.zookeeper.root and .servers"
+        )
+    if stored_id.decode("utf-8", "replace") != cluster_id:
+        raise Conflict(
+            f"the root holds cluster {stored_id!r:.80} now, this process belongs to {cluster_id}: "
+            "check storm.zookeeper.root and .servers"
+        )
+
+
+def _read_supervisors(loading: _Loading, ids: list[str]) -> dict[str, records.SupervisorInfo]:
+    """Supervisor id -> its record; missing and damaged ones are left out."""
+    nodes = loading.state.get_many([paths.supervisor(supervisor_id) for supervisor_id in ids])
+    supervisors: dict[str, records.SupervisorInfo] = {}
+    for supervisor_id, node in zip(ids, nodes, strict=True):
+        info = loading.decode(records.SupervisorInfo, node, paths.supervisor(supervisor_id))
+        if info is not None:
+            supervisors[supervisor_id] = info
+    return supervisors
+
+
 def _read_topologies(
     state: ClusterState, ids: list[str], watch: bool, announce: Callable[[str], None]
 ) -> dict[str, _TopologyNodes]:
-    """Topology id -> its nodes."""
+    """Topology id -> its nodes; ``announce`` is called with each path before it is watched."""
     for topology_id in ids:
         announce(paths.topology(topology_id))
         announce(paths.taskbeats(topology_id))
