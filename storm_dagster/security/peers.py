@@ -80,7 +80,8 @@ def _user_by_kernel(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
 def peer_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
     """User id of the process that holds the other end of a connection.
 
-    ``own`` and ``peer`` are the addresses of the two ends, as of ``getsockname``. ``None`` if no process of this machine holds it, or the process has closed it.
+    ``own`` and ``peer`` are the addresses of the two ends, as of ``getsockname``. ``None`` if no
+    process of this machine holds it, or the process has closed it.
     """
     try:
         return _user_by_kernel(own, peer)

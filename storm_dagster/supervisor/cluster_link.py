@@ -47,11 +47,13 @@ class ClusterLink:
 
     conf: ClusterConf
     id: str
+    """Id of the supervisor."""
     cluster_id: str | None
     """This supervisor's only cluster; ``None`` until the first connection, which calls
     :attr:`save_cluster_id`.
     """
     save_cluster_id: Callable[[str], None]
+    """Stores the id, so that a restarted supervisor joins no other cluster."""
     info: Callable[[int], SupervisorInfo]
     """The heartbeat record with that count."""
     passes: Callable[[], int]
@@ -64,6 +66,7 @@ class ClusterLink:
         self.desired: DesiredSlots | None = None
         """Desired work of the last read; ``None`` before the first."""
         self._cluster: StormClusterState | None = None
+        """State of the cluster; ``None`` before the first connection."""
         self._assignments: dict[str, Assignment] = {}
         """Topology id -> its assignment, if that names this supervisor."""
         self._version: int | None = None
@@ -229,6 +232,7 @@ class ClusterLink:
             self._reports.popleft()
 
     def _connect(self) -> StormClusterState:
+        """Open the state of the cluster; the first connection of this supervisor fixes its id."""
         cluster = StormClusterState.open(self.conf, cluster_id=self.cluster_id)
         cluster.state.awaits_all = False  # The nodes of a topology are made with it.
         cluster.state.add_listener(self._on_connection_state)

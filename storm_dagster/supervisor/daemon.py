@@ -66,6 +66,10 @@ class Supervisor:
         logs: LogService,
         launcher: Launcher | None = None,
     ) -> None:
+        """Take over the workers of the former process; :meth:`serve` connects to the cluster.
+
+        ``launcher`` replaces the one of ``conf``.
+        """
         self.id = supervisor_id
         self._log_service = logs
         self._conf = conf
@@ -87,6 +91,7 @@ class Supervisor:
         self._stopping = threading.Event()
         """Set when the loop has ended: downloads fail."""
         self._file = LocalStateFile(self._folder / "localstate")
+        # Before the housekeeper's thread exists, which writes the file.
         former_state = self._file.read()
         self._housekeeper = Housekeeper(self._file)
         self._upgrades = Upgrades(
@@ -180,6 +185,7 @@ class Supervisor:
         self._log_service.start(self.table.workers)
         self._link.start()
         self._health.start()
+        # Sets ``stop`` once the address that this supervisor announces is no longer its own.
         watch = self._log_service.announced
         threading.Thread(
             target=watch.run, args=(self._stopping, stop), name="address", daemon=True
@@ -252,7 +258,7 @@ class Supervisor:
         return tuple(port for port, slot in slots if slot.wanted is not None)
 
     def _runs(self) -> list[SlotRun]:
-        """Worker processes of this supervisor.
+        """Worker processes of this supervisor, from the link's thread.
 
         A process that is ending, or not desired in its slot, does not count as running.
         """
@@ -266,6 +272,7 @@ class Supervisor:
         return runs
 
     def _info(self, count: int) -> SupervisorInfo:
+        """Record of this supervisor for heartbeat number ``count``; from the link's thread."""
         return SupervisorInfo(
             host=str(self._conf["storm.local.hostname"]),
             ports=self._offered,

@@ -99,6 +99,7 @@ class HealthCheck:
         self._stopped.set()
 
     def _loop(self) -> None:
+        """Run the scripts until :meth:`close`, and keep :attr:`problem` up to date."""
         while self.folder is not None and not self._stopped.is_set():
             try:
                 problem = check_once(self.folder, self.timeout_secs)

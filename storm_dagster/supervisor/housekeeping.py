@@ -74,6 +74,7 @@ class _SlotLogs(NamedTuple):
     """Log folder of one slot; sorts by the time of its last write."""
 
     written_at: float
+    """Newest write of the folder or a file in it, epoch seconds."""
     path: Path
     size: int
     """Bytes, of the folder and its files."""
@@ -150,6 +151,7 @@ def rotate(log: Path, max_bytes: int, backups: int) -> bool:
 
 
 def _copy_log(source: IO[bytes], target: Path) -> None:
+    """Copy a log to a new file; after an error, which is raised, there is no file."""
     # A link is replaced, never followed: it could be planted to overwrite any file.
     target.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

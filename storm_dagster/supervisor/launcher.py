@@ -200,7 +200,7 @@ class Launcher:
         spec = self._make_spec(port, work, code, worker_id, own, log)
         # A worker of another user reads another spec, which the supervisor never believes.
         worker_spec = spec
-        base = dict(os.environ)
+        base_environment = dict(os.environ)
         if user is not None:
             user_home = user.home(self._home)
             worker_spec = spec.model_copy(
@@ -211,9 +211,9 @@ class Launcher:
                     "log_path": "/dev/stdout",
                 }
             )
-            base = user.environment(base, user_home)
+            base_environment = user.environment(base_environment, user_home)
         environment = worker_environment(
-            base,
+            base_environment,
             conf,
             worker_spec.archive_root,
             Path(worker_spec.home),
@@ -233,6 +233,7 @@ class Launcher:
                 worker_spec.write(own / SPEC)
                 link_code(code.path, own / code.path.name)
                 user.give(own)
+            # A spare that died in the meantime is replaced by an ordinary process.
             if spare is not None and start(spare):
                 child = spare
             else:
@@ -242,12 +243,23 @@ class Launcher:
                 end(spare)
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        process = self._note_start(port, work, worker_id, child)
+        return LiveWorker(
+            port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started
+        )
+
+    def _note_start(
+        self, port: int, work: Work, worker_id: str, child: subprocess.Popen[bytes]
+    ) -> WorkerProcess:
+        """Write the run file of a started worker and a log line; return its exact process.
+
+        The process runs: the launch must not fail from here on.
+        """
         ticks = start_ticks(child.pid)
         # A child that died at once has no start time; ProcessWatch finds it dead.
         process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
         with suppress(OSError):
-            # The process runs: the launch must not fail from here on. The worker writes the same
-            # file when it is up; `stop` must find the process before.
+            # The worker writes the same file when it is up; `stop` must find the process before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
         _log.info(
             "started worker %s of %s in slot %d, pid %d",
@@ -257,9 +269,7 @@ class Launcher:
             child.pid,
             extra={"topology": work.topology_id},
         )
-        return LiveWorker(
-            port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started
-        )
+        return process
 
     def _make_spec(
         self, port: int, work: Work, code: LocalCode, worker_id: str, own: Path, log: Path

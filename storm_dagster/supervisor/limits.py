@@ -118,7 +118,7 @@ class MemoryGuard:
         try:
             controllers = (self.cgroups.parent / "cgroup.controllers").read_text(encoding="ascii")
             if "memory" not in controllers.split():
-                return
+                return  # This system or container has no controller of memory.
             group.mkdir(parents=True, exist_ok=True)
             for parent in (self.cgroups.parent, self.cgroups):
                 _set(parent / "cgroup.subtree_control", "+memory")
@@ -146,6 +146,7 @@ class MemoryGuard:
         self._ended.discard(worker_id)
 
     def _report(self, live: LiveWorker, used: int, limit: int) -> None:
+        """Log and report a worker that was ended; ``used`` and ``limit`` are bytes."""
         text = (
             f"its worker used {used / _MIB:.1f} MiB of memory, its placement allows "
             f"{limit / _MIB:.1f} MiB: it was ended; raise worker.memory.size in the topology's "

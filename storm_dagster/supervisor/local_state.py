@@ -34,9 +34,11 @@ class KnownWorker(_StateModel):
     topology_id: str
     code_dir: str
     restarts: int = 0
+    """These three are its :class:`~storm_dagster.core.slots.model.Work`."""
     pid: int
     start_ticks: int
     boot_id: str
+    """These three identify the process (:mod:`storm_dagster.host.processes`)."""
 
 
 class WantedSlot(_StateModel):

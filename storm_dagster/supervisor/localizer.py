@@ -64,6 +64,7 @@ class Localizer:
     """Localizer of code in one supervisor's folder. Thread-safe."""
 
     folder: Path
+    """``HOME/supervisor/<id>``."""
     sources: Callable[[], Sequence[str]]
     """Base URLs of the nimbuses, best first, for each round of tries."""
     conf: Mapping[str, Any]
@@ -160,27 +161,28 @@ class Localizer:
             code = self.local(code_dir)
         if code is not None:
             return code
-        work = self._tmp / uuid.uuid4().hex
-        self._under_way.add(work.name)
-        work.mkdir(parents=True)
+        incomplete = self._tmp / uuid.uuid4().hex
+        # Before the folder exists, which remove_unused would remove.
+        self._under_way.add(incomplete.name)
+        incomplete.mkdir(parents=True)
         try:
             blobs = {
-                part: self._fetch_part(key_of(code_dir), work / part)
+                part: self._fetch_part(key_of(code_dir), incomplete / part)
                 for part, key_of in _PARTS.items()
             }
-            _check_conf(work / "stormconf.ser", code_dir)
-            unpack_archive(work / "stormjar.jar", work / "code", self.limits)
-            (work / "manifest.json").write_text(
+            _check_conf(incomplete / "stormconf.ser", code_dir)
+            unpack_archive(incomplete / "stormjar.jar", incomplete / "code", self.limits)
+            (incomplete / "manifest.json").write_text(
                 json.dumps({"v": 1, "blobs": blobs}), encoding="utf-8"
             )
             with self._moving:
                 if path.exists():
                     # It is incomplete, by ``local``.
                     os.rename(path, self._tmp / uuid.uuid4().hex)
-                os.rename(work, path)
+                os.rename(incomplete, path)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
-            self._under_way.discard(work.name)
+            shutil.rmtree(incomplete, ignore_errors=True)
+            self._under_way.discard(incomplete.name)
         _log.info("fetched code %s (archive %s)", code_dir, blobs["stormjar.jar"][:16])
         return LocalCode(path, blobs["stormjar.jar"])
 
@@ -211,7 +213,7 @@ class Localizer:
         now = time.time() if now_secs is None else now_secs
         for path in self._cache.iterdir():
             status = path.stat()
-            # With one link, no code folder shares it; the removal of the last such folder set ctime.
+            # With one link, no code folder shares it; the removal of the last one set its ctime.
             if status.st_nlink == 1 and now - status.st_ctime > _UNUSED_CACHE_SECS:
                 path.unlink(missing_ok=True)
         return removed

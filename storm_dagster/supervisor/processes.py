@@ -108,6 +108,7 @@ class ProcessWatch:
         # Ends of a pipe: a byte in it wakes the thread from its poll.
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._closed = False
+        """Ends the thread at its next wake."""
         self._thread = threading.Thread(target=self._run, name="process-watch", daemon=True)
         self._thread.start()
 

@@ -209,6 +209,7 @@ class SlotTable:
                     self.failed(port, work, instruction.text)
 
     def _execute(self, port: int, instruction: model.Instruction) -> None:
+        """Execute an instruction of the slot's machine; slow work is begun in a thread."""
         if isinstance(instruction, model.Fetch):
             self._fetch(port, instruction.code_dir)
         elif isinstance(instruction, model.Launch):

@@ -90,6 +90,7 @@ class Upgrades:
         while self._failures:
             port, work, text = self._failures[0]
             topology_id = work.topology_id
+            # A failure outside an upgrade is only dropped.
             if (topology_id, port) in workers:
                 state = self.states[topology_id]
                 move = early_failure(

@@ -136,6 +136,7 @@ def worker_user(conf: Mapping[str, Any], topology_conf: Mapping[str, Any]) -> Wo
 
 
 def _user_by_name(name: str) -> WorkerUser | None:
+    """The user of that name; ``None`` if this host has none."""
     # Not at the top: the command line says on every system that a supervisor needs Linux.
     import pwd
 

@@ -78,6 +78,7 @@ class CachedReads(ZooKeeperClusterState):
         self, state: ZooKeeperClusterState, disk: DiskCache | None, max_bytes: int = _MAX_BYTES
     ) -> None:
         super().__init__(state.session)
+        # The absence of a node is proved by the list of its folder.
         self.awaits_all = False
         self._disk = disk
         self._max_bytes = max_bytes
@@ -98,6 +99,7 @@ class CachedReads(ZooKeeperClusterState):
         self._changes: dict[str, int] = {}
         """Node -> number of its events. A value that was requested before an event may be old."""
         self._interruptions = 0
+        """Number of interruptions: a value that was requested before one may be old."""
         self.metrics: CacheMetrics = CacheMetrics()
         self._decoded: dict[str, tuple[bytes, Any]] = {}
         """Node -> bytes and record of the newest view."""
@@ -178,7 +180,8 @@ class CachedReads(ZooKeeperClusterState):
         """Remove a value from memory; its watch stays armed."""
         value = self._memory.pop(path, None)
         if value is not None:
-            self._bytes -= len(value[0])
+            data, _ = value
+            self._bytes -= len(data)
 
     def _drain_events(self) -> None:
         """Wait until the events that have arrived are processed; if it takes long, drop all."""
@@ -282,9 +285,13 @@ class CachedReads(ZooKeeperClusterState):
                     continue
                 self._forget(path)
                 self._memory[path] = value
-                self._bytes += 0 if value is None else len(value[0])
-                # No node has -1: an absent one is never taken from the disk.
-                self._watched[path] = -1 if value is None else value[1].mzxid
+                if value is None:
+                    # No node has -1: an absent one is never taken from the disk.
+                    self._watched[path] = -1
+                else:
+                    data, at = value
+                    self._bytes += len(data)
+                    self._watched[path] = at.mzxid
             while self._bytes > self._max_bytes and self._memory:
                 # The watch of the oldest one stays armed, so that its value on disk stays valid.
                 oldest = next(iter(self._memory))

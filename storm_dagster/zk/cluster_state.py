@@ -33,6 +33,7 @@ _EVENTS = {
     "CHANGED": DATA_CHANGED,
     "CHILD": CHILDREN_CHANGED,
 }
+"""kazoo's type of an event -> ours; other types concern the connection."""
 _ATTEMPTS = 10
 """Attempts at a read and the action on it; the last race that is lost is a ``Conflict``."""
 _CLOSED_NODE = (b"", ZnodeStat(*[-1] * len(ZnodeStat._fields)))
@@ -87,6 +88,7 @@ class ZooKeeperClusterState(ClusterState):
             self._callbacks.pop(registration, None)
 
     def _on_event(self, event: WatchedEvent) -> None:
+        """Call every registered callback with an event of a node, once; kazoo's watcher."""
         # A lost connection drops all watches and sends an event of no type; code that relies on
         # watches is notified through add_listener.
         kind = _EVENTS.get(event.type)
@@ -121,6 +123,7 @@ class ZooKeeperClusterState(ClusterState):
     # -- reading -----------------------------------------------------------------------------------
 
     def _stat(self, path: str, watch: bool = False) -> ZnodeStat | None:
+        """Stat of the node; ``None`` without the node, whose creation the watch then notices."""
         full = self.session.full(path)
         watcher = self._watcher if watch else None
         return self.session.call(

@@ -120,7 +120,7 @@ class LeaseConnection(ConnectionHandler):
         sent_boot = boot_clock()
         result: Any = super()._invoke(timeout, request, xid)
         if isinstance(request, Connect):
-            response = result[0]
+            response, _ = result
             self._sent_boot.clear()
             self._ping_sent_boot = 0.0
             if response.time_out > 0:

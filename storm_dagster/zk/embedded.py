@@ -197,6 +197,7 @@ def server_status(
         if tls is not None:
             link = opened.enter_context(tls.wrap_socket(link, server_hostname=host.strip("[]")))
         link.sendall(b"srvr")
+        # The server closes the connection after its response.
         return b"".join(iter(lambda: link.recv(4096), b""))
     return b""
 

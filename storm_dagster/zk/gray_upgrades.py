@@ -104,7 +104,7 @@ def put_record_ops(
 def write_pick(
     state: ClusterState,
     topology_id: str,
-    read: UpgradeState,
+    upgrade: UpgradeState,
     batch: Pick,
     *,
     epoch: int,
@@ -112,30 +112,31 @@ def write_pick(
 ) -> None:
     """Write the next batch and the record that follows from it.
 
-    ``Fenced`` if the epoch is over, ``Conflict`` if the assignment or the upgrade has changed.
+    ``upgrade`` is the state from which the batch was picked. ``Fenced`` if the epoch is over,
+    ``Conflict`` if the assignment or the upgrade has changed.
     """
     transaction = state.transaction().check(paths.EPOCH, epoch)
     transaction.check(paths.assignment(topology_id), assignment_version)
-    put_record_ops(transaction, topology_id, read, batch.record)
+    put_record_ops(transaction, topology_id, upgrade, batch.record)
     parent = paths.gray_upgrade(topology_id, UPGRADING)
     for worker in batch.workers:
         transaction.create(f"{parent}/{worker}", encode_record(GrayWorker()))
     transaction.commit()
 
 
-def write_move(state: ClusterState, topology_id: str, read: UpgradeState, move: Move) -> None:
+def write_move(state: ClusterState, topology_id: str, upgrade: UpgradeState, move: Move) -> None:
     """Write a supervisor's move of one of its workers.
 
-    ``Conflict`` if the upgrade has changed.
+    ``upgrade`` is the state from which the move was decided. ``Conflict`` if it has changed.
     """
     head = paths.gray_upgrade(topology_id)
-    if move.worker not in {**read.upgrading, **read.upgraded}:
+    if move.worker not in {**upgrade.upgrading, **upgrade.upgraded}:
         raise conflict(
             f"{move.worker} is in no list of the upgrade of {topology_id}: read again", head
         )
-    part = UPGRADING if move.worker in read.upgrading else UPGRADED
+    part = UPGRADING if move.worker in upgrade.upgrading else UPGRADED
     path = f"{paths.gray_upgrade(topology_id, part)}/{move.worker}"
-    transaction = state.transaction().check(head, read.at)
+    transaction = state.transaction().check(head, upgrade.at)
     if move.kind == "failed":
         transaction.set(path, encode_record(move.record), -1)
     else:

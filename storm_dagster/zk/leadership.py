@@ -43,6 +43,7 @@ class LeadershipSession:
         self._state.add_listener(self._on_connection)
 
     def _on_connection(self, connection: str) -> None:
+        """Drop the confirmed leadership at each interruption."""
         # Without the lock, so that no request delays it.
         if connection != "CONNECTED":
             self._interruptions += 1

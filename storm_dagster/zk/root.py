@@ -22,6 +22,7 @@ from storm_dagster.zk.connection import make_client
 from storm_dagster.zk.session import ZkSession
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+"""Grammar of a cluster id."""
 _READ_PERMISSION: int = Permissions.READ
 """The only permission that changes no node."""
 
@@ -120,6 +121,7 @@ def secure_root(session: ZkSession, progress: Callable[[int], None] = lambda vis
     visited = 0
 
     def visit(node: str) -> None:
+        """Close the children of a node on the server, and then the node."""
         nonlocal changed, visited
         try:
             children = session.call(

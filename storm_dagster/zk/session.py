@@ -131,6 +131,7 @@ class ZkSession:
         self.closed: bool = False
         """True after a call of :meth:`close`."""
         self._closing = threading.Lock()
+        """Lets one call of :meth:`close` begin the end."""
         self._listeners: list[Callable[[str], None]] = []
         client.add_listener(self._on_state)
         client.start_async()

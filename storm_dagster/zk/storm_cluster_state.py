@@ -226,7 +226,8 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
             self._interrupted.set()
         elif self._interrupted.is_set():
             self._interrupted.clear()
-            # Watches die with the connection: their events may have been lost.
+            # Watches die with the connection: their events may have been lost. After those that
+            # have arrived, in their thread.
             self.session.dispatch(self.watches.wake_all)
 
     # -- reading -----------------------------------------------------------------------------------

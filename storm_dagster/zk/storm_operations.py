@@ -71,7 +71,12 @@ class StormOperations(StormClusterState):
         def attempt() -> int:
             transaction = self._raise_assignments_version(epoch)
             node = self.state.get_data_with_version(path)
-            at = node[1] if node is not None and node[0] else None
+            at = None
+            if node is not None:
+                former_raw, former_at = node
+                # An empty node is not a record.
+                if former_raw:
+                    at = former_at
             # The first operation of put_ops writes the node; the others delete former parts.
             index = len(transaction)
             shards.put_ops(self.state, transaction, path, raw, at)
@@ -278,17 +283,22 @@ class StormOperations(StormClusterState):
             versioned = self._read_versioned(records.TaskBeats, path)
             if versioned is None and beat is None:
                 return
-            former = versioned[0] if versioned is not None else self._no_beats(topology_id)
+            if versioned is None:
+                former = self._no_beats(topology_id)
+                version = None
+            else:
+                former, at = versioned
+                version = at.version
             workers = dict(former.workers)
             if beat is None:
                 workers.pop(slot, None)
             else:
                 workers[slot] = beat
             record = former.model_copy(update={"workers": workers})
-            if versioned is None:
+            if version is None:
                 self.state.create_node(path, records.encode_record(record))
             elif record != former:
-                self.state.set_data(path, records.encode_record(record), versioned[1].version)
+                self.state.set_data(path, records.encode_record(record), version)
 
         _retry(path, attempt)
 

@@ -45,6 +45,7 @@ class _StoredError(NamedTuple):
     name: str
     record: TaskError | None
     version: int
+    """Data version of the node; -1 without it."""
 
     @property
     def age_order(self) -> tuple[int, int]:

@@ -75,6 +75,7 @@ class Transaction:
         self.size: int = 0
         """Bytes of the appended operations; a commit allows ``MAX_TRANSACTION_BYTES``."""
         self._committed = False
+        """True from the call of :meth:`commit` on: a transaction is sent once."""
         self.afterwards: list[Callable[[], None]] = []
         """Called in order by the committer, once the transaction has landed."""
 

@@ -49,10 +49,13 @@ class _Loading:
 
         A damaged one is noted and logged.
         """
-        if node is None or not node[0]:
+        if node is None:
+            return None
+        raw, _ = node
+        if not raw:
             return None
         try:
-            return self._decode(cls, node[0], path)
+            return self._decode(cls, raw, path)
         except Corrupt as error:
             self.note(path, error)
             return None
@@ -67,9 +70,11 @@ class _Loading:
 
         ``None`` for a missing, empty, removed or damaged one; a damaged one is noted.
         """
-        if node is None or not node[0]:
+        if node is None:
             return None
         raw, version = node
+        if not raw:
+            return None
         try:
             record = resolve(self.state, path, raw)
             if record is None:
@@ -135,11 +140,12 @@ class _Loading:
         beats = self.decode(records.TaskBeats, nodes.beats, paths.taskbeats(topology_id))
         beats_at = None
         if beats is not None and nodes.beats is not None:
-            beats_at = nodes.beats[1]
+            _, beats_at = nodes.beats
+        _, base_at = nodes.base
         return TopologyView(
             id=topology_id,
             base=base,
-            base_at=nodes.base[1],
+            base_at=base_at,
             tasks=tasks,
             assignment=assignment,
             assignment_at=assignment_at,
@@ -193,8 +199,10 @@ def load_view(
         if topology is not None:
             topologies[topology_id] = topology
     epoch = -1
-    if epoch_node is not None and epoch_node[0]:
-        epoch = epoch_node[1].version
+    if epoch_node is not None:
+        epoch_record, epoch_at = epoch_node
+        if epoch_record:
+            epoch = epoch_at.version
     assignments_version = -1
     assignment_changes = b""
     if assignments_node is not None:

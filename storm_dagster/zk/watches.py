@@ -49,7 +49,9 @@ class _PathWatch:
     """Slot of one path."""
 
     callback: Callable[..., object] | None = None
+    """Set by :meth:`WatchSlots.set_callback`."""
     wakes: list[Wake] = field(default_factory=list)
+    """Added by :meth:`WatchSlots.add_wake`, at most ``_MAX_WAKES``; the oldest are dropped."""
 
 
 class WatchSlots:
