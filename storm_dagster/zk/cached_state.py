@@ -293,7 +293,7 @@ class CachedReads(ZooKeeperClusterState):
                     self._bytes += len(data)
                     self._watched[path] = at.mzxid
             while self._bytes > self._max_bytes and self._memory:
-                # The watch of the oldest one stays armed, so that its value on disk stays valid.
+                # The watch of the oldest one stays armed: it proves the value on disk.
                 oldest = next(iter(self._memory))
                 self._forget(oldest)
 
@@ -321,7 +321,10 @@ class CachedReads(ZooKeeperClusterState):
     def _find_lists(
         self, folders: Iterable[str]
     ) -> tuple[dict[str, list[str] | None], dict[str, list[str] | None]]:
-        """The lists in memory, and the other ones, which are read."""
+        """The lists in memory, and the other ones, which are read with a watch.
+
+        Those that no event has concerned since are kept in memory.
+        """
         with self._guard:
             in_memory = {path: self._lists[path] for path in folders if path in self._lists}
             stamps = {path: self._stamp(path) for path in folders if path not in in_memory}
