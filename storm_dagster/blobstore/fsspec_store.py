@@ -32,9 +32,13 @@ from storm_dagster.model.errors import Corrupt, InvalidRequest, StormDagsterErro
 from storm_dagster.model.names import check_blob_key
 
 _CHUNK_BYTES = 1 << 20
+"""Bytes of one write."""
 _SPOOL_BYTES = 8 << 20
+"""Largest content that is held in memory until its hash is known; a larger one is in a file."""
 _READS = 4
+"""Reads of a key's document that is incomplete."""
 _PAUSE_SECS = 0.05
+"""Pause between them."""
 
 
 class FsspecBlobStore:
@@ -68,6 +72,7 @@ class FsspecBlobStore:
         path = self._key_path(key)
         digest = hashlib.sha256()
         size = 0
+        # Spooled first, since the path of a content is its hash.
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as spool:
             for chunk in chunked(chunks):
                 digest.update(chunk)
@@ -215,11 +220,15 @@ class FsspecBlobStore:
         return removed
 
     def _older_than(self, horizon: float, part: str) -> list[str]:
+        """Names in a part of the store that were last written at ``horizon`` or before."""
         names = self._names(part)
         return [name for name in names if self._written_at(self._path(part, name)) <= horizon]
 
     def _remove_condemned(self, sha256: str, horizon: float) -> bool:
-        """Remove a content that is old and has been condemned for as long."""
+        """Remove a content that is old and has been condemned for as long.
+
+        Returns true if it was removed.
+        """
         path = self._path("objects", sha256)
         mark = self._path("condemned", sha256)
         # A content that was written after the listing is about to be named.
@@ -243,6 +252,7 @@ class FsspecBlobStore:
             self._fs.rm_file(path)
 
     def _names(self, part: str) -> list[str]:
+        """Names of the files in a part of the store."""
         self._fs.invalidate_cache()
         try:
             paths = self._fs.ls(f"{self._root}/{part}", detail=False)
@@ -268,6 +278,7 @@ class FsspecBlobStore:
             return time.time()
 
     def _move(self, temporary: str, target: str) -> None:
+        """Move a complete content into place, unless another writer has stored it."""
         try:
             self._fs.mv(temporary, target)
         except OSError:
@@ -277,6 +288,7 @@ class FsspecBlobStore:
             self._fs.rm_file(temporary)
 
     def _write_key(self, path: str, meta: BlobMeta) -> None:
+        """Write the document of a key, which makes the content visible under it."""
         raw = meta.key_file()
         if isinstance(self._fs, LocalFileSystem):
             # A file system shows a file while it is being written; object stores do not.

@@ -32,6 +32,7 @@ from storm_dagster.model.errors import Corrupt, KeyNotFound, Unavailable
 from storm_dagster.model.names import check_blob_key
 
 _CHUNK_BYTES = 1 << 20
+"""Bytes of one read of a file that is copied."""
 _HASHED_NAME = "%h"
 """Starts the file name of a key that is too long when quoted; ``quote`` never produces it."""
 
@@ -58,6 +59,7 @@ class LocalBlobStore:
                 "writable or set blobstore.dir"
             ) from error
         self._lock = threading.Lock()
+        """Held by the thread that changes keys; the file lock keeps other processes out."""
         self._uses: Counter[str] | None = None
         """Content -> number of keys that name it; ``None`` if it must be counted first."""
         self._last_turn = -1
@@ -75,7 +77,8 @@ class LocalBlobStore:
     ) -> BlobMeta:
         """Create or replace ``key``.
 
-        Raises :class:`Unavailable` if the disk is full or gone. A failure leaves no file.
+        Raises :class:`Unavailable` if the disk is full or gone. A failure leaves no temporary file,
+        unless the disk is broken.
         """
         check_blob_key(key)
         problem = f"blob {key!r} cannot be stored"
@@ -213,6 +216,11 @@ class LocalBlobStore:
         return raw
 
     def keys(self, prefix: str = "") -> list[str]:
+        """All keys that start with ``prefix``, sorted.
+
+        A damaged document of a long key, whose file name does not hold the key, raises
+        :class:`Corrupt`.
+        """
         keys: list[str] = []
         with _on_disk(f"the blobs in {self.directory} cannot be listed"):
             for name in os.listdir(self._keys):
@@ -248,6 +256,7 @@ class LocalBlobStore:
             return self._clean_older_than(time.time() - older_than_secs)
 
     def _clean_older_than(self, horizon: float) -> int:
+        """As :meth:`clean_abandoned`, for files last written at ``horizon`` or before."""
         removed = 0
         for path in self._tmp.iterdir():
             with suppress(FileNotFoundError):
@@ -268,7 +277,10 @@ class LocalBlobStore:
         return self._tmp / secrets.token_hex(16)
 
     def _commit(self, temporary: Path, meta: BlobMeta) -> BlobMeta:
-        """Move flushed content into place and point the key at it."""
+        """Move flushed content into place and point the key at it; takes the lock.
+
+        After an error the key may name the former or the new content.
+        """
         with self._exclusive():
             os.replace(temporary, self._objects / meta.sha256)
             try:
@@ -281,6 +293,10 @@ class LocalBlobStore:
         return meta
 
     def _write_key(self, meta: BlobMeta) -> None:
+        """Point the key at the content, and remove the former content if no other key names it.
+
+        Called under the lock.
+        """
         path = self._key_path(meta.key)
         former = self._read_key(path)
         temporary = self._temporary_path()
@@ -300,6 +316,10 @@ class LocalBlobStore:
                 self._drop_unused([former.sha256])
 
     def _read_key(self, path: Path) -> BlobMeta | None:
+        """Description in the document of a key.
+
+        ``None`` without the document; :class:`Corrupt` if it is damaged.
+        """
         try:
             meta = BlobMeta.of_key_file(path.read_bytes())
         except FileNotFoundError:
@@ -313,7 +333,7 @@ class LocalBlobStore:
 
     def _key_path(self, key: str) -> Path:
         name = quote(check_blob_key(key), safe="")
-        # File systems permit 255 bytes for a name.
+        # File systems permit 255 bytes for a name; the step below adds two.
         if len(name) > 250:
             name = _HASHED_NAME + hashlib.sha256(key.encode()).hexdigest()
         if name.startswith("."):
@@ -391,6 +411,7 @@ def _on_disk(problem: str, *unchanged: type[OSError]) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,6 +9,7 @@ from storm_dagster.blobstore.store import no_such_blob
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 
 _CHUNK_BYTES = 1 << 16
+"""Bytes of one part of a request's body."""
 
 
 def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:

@@ -37,15 +37,19 @@ class SupervisorEndpoint(_Endpoint):
     id: str
     host: str
     ports: tuple[int, ...]
+    """Its slots."""
     pid: int
     http: str | None = None
+    """Base URL of its HTTP service."""
 
 
 class DagsterEndpoint(_Endpoint):
     """Dagster's webserver and its home."""
 
     url: str
+    """Base URL of the webserver."""
     home: str
+    """``DAGSTER_HOME``."""
     pids: tuple[int, ...]
 
 
@@ -53,6 +57,7 @@ class SparkEndpoint(_Endpoint):
     """The embedded Spark Connect server."""
 
     remote: str
+    """``sc://host:port``."""
     pid: int | None = None
     starting: bool = False
     """True while ``dev`` starts it: a placement waits for it."""

@@ -11,6 +11,7 @@ from typing import IO, Any
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Id of a daemon, which names a folder."""
 
 
 def lock_file(stream: IO[Any], *, wait: bool) -> None:
@@ -57,7 +58,8 @@ def hold_folder(home: Path, role: str, id: str) -> IO[str]:
 def write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = False) -> None:
     """Replace a file: readers see the old or the new one, never a part.
 
-    With ``sync`` the file also survives a crash of the machine.
+    ``mode`` are the permissions of the new file, less those of the umask. With ``sync`` its content
+    is on the disk before it replaces the old one.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -70,7 +72,7 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = F
 
 
 def read_private_file(path: Path, description: str) -> str:
-    """Read the text of a file that only its owner may read.
+    """Read the text of a file that only its owner may read, without blanks at its ends.
 
     Raises :class:`InvalidRequest`, which begins with the ``description``, if others may, too.
     """

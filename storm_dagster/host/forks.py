@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
+"""Variables by which the allocator of pyarrow and the OpenBLAS of numpy start no thread."""
 
 
 def fork_folder(socket: str | Path) -> Path:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 _DISABLE_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+"""Variable that Pydantic reads; ``__all__`` disables all plugins."""
 
 
 class _Metadata(ModuleType):
@@ -47,6 +48,7 @@ def quick_imports() -> Iterator[None]:
     finally:
         if sys.modules.get(metadata.__name__) is metadata:
             del sys.modules[metadata.__name__]
+        # The collector ignores all objects of this moment from now on.
         gc.freeze()
         if gc_was_enabled:
             gc.enable()

@@ -32,6 +32,7 @@ _ADVICE = (
     f"install Java {MINIMUM_JAVA} or newer (Debian: apt-get install openjdk-17-jre-headless, "
     "macOS: brew install openjdk@17) or point JAVA_HOME at one"
 )
+# The output of ``java -version`` has a line such as: openjdk version "17.0.9" 2023-10-17.
 _VERSION = re.compile(r'version "(?P<major>[0-9]+)(?:\.(?P<minor>[0-9]+))?')
 
 
@@ -118,6 +119,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _stamp(path: Path) -> str:
+    """Size and time of the last write of an archive, by which a changed one is recognized."""
     status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns}"
 
@@ -135,6 +137,7 @@ def class_data_options(name: str, java: str, jars: Iterable[Path]) -> list[str]:
         archive = folder / f"{name}-{_key(java, jars)}.jsa"
         stamp_file = archive.with_suffix(".made")
         new_archive = archive.with_suffix(".new")
+        # A JVM that has ended since the last call left it complete.
         if new_archive.exists() and _is_complete(new_archive):
             stamp_file.write_text(_stamp(new_archive), encoding="ascii")
             os.replace(new_archive, archive)
@@ -143,11 +146,12 @@ def class_data_options(name: str, java: str, jars: Iterable[Path]) -> list[str]:
         if archive.exists():
             # The JVM ignores the archive of other jars, but crashes with a truncated one.
             if stamp_file.exists() and stamp_file.read_text(encoding="ascii") == _stamp(archive):
+                # A use: only the access time changes, since the stamp has the other one.
                 os.utime(archive, ns=(time.time_ns(), archive.stat().st_mtime_ns))
                 return [f"-XX:SharedArchiveFile={archive}", quiet]
             archive.unlink(missing_ok=True)
         if new_archive.exists() and time.time() - new_archive.stat().st_mtime < _CREATION_SECS:
-            return []
+            return []  # The JVM of another caller creates it.
         new_archive.touch(mode=0o600)
         return [f"-XX:ArchiveClassesAtExit={new_archive}", quiet]
     except (OSError, RuntimeError) as error:

@@ -4,6 +4,7 @@ import ctypes
 from contextlib import suppress
 
 _M_ARENA_MAX = -8
+"""Parameter of ``mallopt`` in ``malloc.h``: largest number of heaps."""
 
 
 def return_free_memory() -> None:

@@ -71,12 +71,14 @@ def start_ticks(pid: int) -> int | None:
     # The command name is in brackets and may itself contain blanks and brackets: the fields are
     # counted after the last bracket.
     fields = raw[raw.rfind(b")") + 2 :].split()
+    # The first of them is the state (Z: zombie, X: dead), the twentieth the start; see proc(5).
     if len(fields) < 20 or fields[0] in (b"Z", b"X"):
         return None
     return int(fields[19])
 
 
 def _start_by_psutil(pid: int) -> int | None:
+    """As :func:`start_ticks`, in hundredths of a second."""
     import psutil
 
     try:

@@ -67,6 +67,7 @@ def missing_part(error: ModuleNotFoundError, subject: str) -> MissingPart | None
         return None
     requirements = _requirements()
     if not requirements and module in _BROUGHT_BY:
+        # This package is only on the path, and states none: the table names a dependency, too.
         requirements = [distribution]
     for line in requirements:
         requirement = line.partition(";")[0].strip()
@@ -119,6 +120,7 @@ def require_release(distribution: str, subject: str) -> None:
             requirement = Requirement(line)
             if requirement.name != distribution or requirement.marker is not None:
                 continue
+            # A local build (a version with "+") is taken for a supported release.
             if "+" in version or requirement.specifier.contains(version, prereleases=True):
                 continue
             command = install_command([str(requirement)])

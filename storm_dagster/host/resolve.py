@@ -23,6 +23,7 @@ def lazy_names(
     """
 
     def load(name: str) -> Any:
+        """Value of a name, which is then an attribute of the package."""
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         from storm_dagster.host.requirements import needs

@@ -31,6 +31,7 @@ class Backoff:
         self._longest = longest
         self._factor = factor
         self._upcoming = first
+        """Next pause."""
 
     def next_pause(self) -> float:
         """The pause before the next retry; the one after it is longer."""

@@ -24,6 +24,7 @@ SPARE = "--spare"
 its end.
 """
 _MAX_BEAT_BYTES = 4096
+"""Part of a heartbeat file that is read; a valid one is far smaller."""
 
 
 class WorkerSpec(BaseModel, frozen=True, extra="forbid"):

@@ -91,6 +91,7 @@ def make_private(home: Path) -> Path:
         )
     is_own = status.st_uid == os.getuid()
     is_open = bool(status.st_mode & 0o077)
+    # The folder that is its own parent is /.
     is_shared = bool(status.st_mode & stat.S_ISVTX) or home == Path.home() or home.parent == home
     has_worker_users = status.st_mode & 0o077 == 0o011 and (home / "users").is_dir()
     if is_own and is_open and not is_shared and not has_worker_users:

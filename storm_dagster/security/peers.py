@@ -1,5 +1,6 @@
 """User at the other end of a TCP connection on this machine, by the kernel."""
 
+import errno
 import functools
 import ipaddress
 import os
@@ -10,13 +11,15 @@ from typing import Any
 
 from storm_dagster.security.settings import Security
 
-# Constants of the kernel's sock_diag interface.
+# Constants of the kernel's sock_diag interface: NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY,
+# NLM_F_REQUEST and NLMSG_ERROR.
 _SOCK_DIAG = 4
 _BY_FAMILY = 20
 _REQUEST = 1
 _ERROR = 2
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""Tables of the kernel with all TCP sockets, one on each line below a heading."""
 
 
 def _table_addresses(address: tuple[Any, ...]) -> set[str]:
@@ -24,15 +27,17 @@ def _table_addresses(address: tuple[Any, ...]) -> set[str]:
 
     A socket for IPv6 has another form of an IPv4 address.
     """
-    host = ipaddress.ip_address(str(address[0]).partition("%")[0])
-    plain = getattr(host, "ipv4_mapped", None) or host
-    hosts = [plain]
-    if plain.version == 4:
-        hosts.append(ipaddress.ip_address(f"::ffff:{plain}"))
-    return {f"{_table_host(form.packed)}:{address[1]:04X}" for form in hosts}
+    name, port, *_ = address
+    host = ipaddress.ip_address(str(name).partition("%")[0])
+    unmapped = getattr(host, "ipv4_mapped", None) or host
+    hosts = [unmapped]
+    if unmapped.version == 4:
+        hosts.append(ipaddress.ip_address(f"::ffff:{unmapped}"))
+    return {f"{_table_host(form.packed)}:{port:04X}" for form in hosts}
 
 
 def _table_host(packed: bytes) -> str:
+    """Address as a table prints it: words of 4 bytes in the order of this machine."""
     words = struct.unpack(f"={len(packed) // 4}I", packed)
     return "".join(f"{word:08X}" for word in words)
 
@@ -42,10 +47,14 @@ def _user_by_kernel(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
 
     Raises ``OSError`` if the kernel refuses it.
     """
-    family = socket.AF_INET6 if ":" in str(own[0]) else socket.AF_INET
+    own_host, own_port, *_ = own
+    peer_host, peer_port, *_ = peer
+    family = socket.AF_INET6 if ":" in str(own_host) else socket.AF_INET
+    # ``inet_diag_req_v2``: a socket in any state whose own end is the peer, on any interface, with
+    # any cookie.
     query = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF)
-    query += struct.pack("!HH", peer[1], own[1])
-    for host in (peer[0], own[0]):
+    query += struct.pack("!HH", peer_port, own_port)
+    for host in (peer_host, own_host):
         query += socket.inet_pton(family, str(host).partition("%")[0]).ljust(16, b"\0")
     query += struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
     header = struct.pack("=IHHII", 16 + len(query), _BY_FAMILY, _REQUEST, 0, 0)
@@ -56,12 +65,13 @@ def _user_by_kernel(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
     (message_type,) = struct.unpack_from("=H", response, 4)
     if message_type == _ERROR:
         (code,) = struct.unpack_from("=i", response, 16)
-        if code == -2:
+        if code == -errno.ENOENT:
             return None
         raise OSError(-code, "no answer about sockets")
+    # ``inet_diag_msg`` begins at byte 16: its ports are at 20, user and inode at 80.
     user, inode = struct.unpack_from("=II", response, 80)
     # For a closed connection the kernel returns the listening socket, which has no peer port.
-    is_connected = struct.unpack_from("!HH", response, 20) == (peer[1], own[1])
+    is_connected = struct.unpack_from("!HH", response, 20) == (peer_port, own_port)
     if not is_connected or inode == 0:
         return None
     return user
@@ -70,7 +80,8 @@ def _user_by_kernel(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
 def peer_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
     """User id of the process that holds the other end of a connection.
 
-    ``None`` if no process of this machine holds it, or the process has closed it.
+    ``own`` and ``peer`` are the addresses of the two ends, as of ``getsockname``. ``None`` if no
+    process of this machine holds it, or the process has closed it.
     """
     try:
         return _user_by_kernel(own, peer)
@@ -80,6 +91,7 @@ def peer_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
 
 
 def _user_by_tables(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
+    """As :func:`peer_user`, by the tables of all sockets; their local end is the peer."""
     local_addresses = _table_addresses(peer)
     remote_addresses = _table_addresses(own)
     for table in _TABLES:

@@ -23,6 +23,7 @@ from storm_dagster.security.signing import signer
 
 _log = logging.getLogger(__name__)
 _MIN_SECRET_CHARS = 16
+"""Length below which a secret is refused."""
 SILENT_SECS = 5.0
 """Silence of a nimbus after which a read of a blob is retried: its reply, or a part of it, may be
 lost.
@@ -50,7 +51,7 @@ def _secrets_of(conf: Any) -> tuple[str, ...]:
         lines = read_private_file(Path(file).expanduser(), "storm.secret.file").splitlines()
         secrets = tuple(line.strip() for line in lines if line.strip())
         if not secrets:
-            secrets = ("",)
+            secrets = ("",)  # Refused below: an empty file must not mean a cluster without secret.
     elif secret is not None:
         secrets = (str(secret),)
     else:
@@ -64,6 +65,7 @@ def _secrets_of(conf: Any) -> tuple[str, ...]:
 
 
 def _derive(secret: str, purpose: str) -> bytes:
+    """32 bytes that follow from a secret, and do not reveal it."""
     return hmac.new(secret.encode(), f"storm-dagster {purpose}".encode(), hashlib.sha256).digest()
 
 
@@ -124,9 +126,13 @@ class Security:
     """Secret and certificates of a process. Its ``repr`` holds no secret."""
 
     secret: str | None = field(default=None, repr=False)
+    """Secret that this process uses; ``None`` without one."""
     cert: str | None = None
+    """Path of the PEM certificate; ``None`` without TLS, as ``key``."""
     key: str | None = None
+    """Path of its private key."""
     ca: str | None = None
+    """Path of the authority's certificate; a client may have it without its own certificate."""
     other_secrets: tuple[str, ...] = field(default=(), repr=False)
     """Secrets that are valid, too, while the secret is changed."""
 
@@ -155,6 +161,7 @@ class Security:
             )
         security = Security(secret, cert or None, key or None, ca or None, other_secrets)
         if security.tls:
+            # Only to check the files.
             security.server_context()
         return security
 
@@ -205,12 +212,14 @@ class Security:
         They set signatures, certificates and no proxy. A ``plain`` client, for ``http://`` only,
         trusts no authority, and is ready 50 ms sooner.
         """
+        # Addresses of the cluster never go through a proxy of the environment.
         options: dict[str, Any] = {"trust_env": False}
         if self.secret is not None:
             options["auth"] = signer(self.secret, tls=self.ca is not None)
         if self.ca is not None:
             options["verify"] = self.client_context()
         elif plain:
+            # Without this empty context, httpx would load the authorities itself.
             options["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         else:
             options["verify"] = public_authorities()
@@ -239,7 +248,11 @@ class Security:
         return context
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Load the certificate of this process and the cluster's authority."""
+        """Load the certificate of this process and the cluster's authority into ``context``.
+
+        Those that are not configured are left out. Raises :class:`InvalidRequest` for files that
+        cannot be used, or a key that others may read.
+        """
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             if self.cert is not None and self.key is not None:
@@ -278,6 +291,7 @@ _AuditedSocket = _audit_class(ssl.SSLSocket)
 
 
 def _refuse_shared_key(path: str) -> None:
+    """Raise :class:`InvalidRequest` for a key that other users may read."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:

@@ -26,7 +26,9 @@ changes of topologies, too; ``admin``: all requests.
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _SKEW_SECS = 120
+"""Largest difference between the clocks of a client and a service."""
 _MAX_NONCES = 1_000_000
+"""Numbers in one of a verifier's two sets, which bounds its memory."""
 _SIGNATURE = re.compile(
     r"Storm (?P<time>\d{1,12})\.(?P<nonce>[0-9a-f]{32})"
     r"\.(?P<body>[0-9a-f]{64})\.(?P<mac>[0-9a-f]{64})"
@@ -68,6 +70,7 @@ def body_hash(body: bytes) -> str:
 
 
 def _mac(secret: str, purpose: str, *parts: str) -> str:
+    """HMAC-SHA256 of the parts, in hex; another ``purpose`` gives another one."""
     # A length before each part, so that no two requests have the same text.
     text = "".join(f"{len(part)}:{part}" for part in (purpose, *parts))
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
@@ -98,6 +101,7 @@ def signer(secret: str, *, tls: bool) -> Callable[[Any], Any]:
     """
 
     def authenticate(request: Any) -> Any:
+        """Sign a request, and return it."""
         if tls and request.url.scheme != "https":
             raise InvalidRequest(
                 f"{request.url.copy_with(query=None)} is not https, and this cluster has "
@@ -131,8 +135,11 @@ class Verifier:
         self._secrets = secrets
         self._lock = threading.Lock()
         self._nonces: set[str] = set()
+        """Numbers of the valid requests since :attr:`_set_began_at`."""
         self._former_nonces: set[str] = set()
-        self._rotated_at = 0.0
+        """Numbers of the set before."""
+        self._set_began_at = 0.0
+        """Epoch seconds."""
 
     def check(self, header: str, target: RequestHead, now: float | None = None) -> str:
         """Check a signature, and return the hash that the body must have.
@@ -168,13 +175,15 @@ class Verifier:
         return body
 
     def _is_first(self, nonce: str, now: float) -> bool:
+        """Note the number of a request; false if it was noted before."""
         with self._lock:
-            # A signature is valid for twice the skew: a nonce is dropped at the second rotation,
-            # and so is older than that.
-            if abs(now - self._rotated_at) > 2 * _SKEW_SECS or len(self._nonces) >= _MAX_NONCES:
+            # A signature is valid for twice the skew: a number is dropped when the second set after
+            # its own begins, and so is older than that, unless a set was full.
+            set_secs = abs(now - self._set_began_at)
+            if set_secs > 2 * _SKEW_SECS or len(self._nonces) >= _MAX_NONCES:
                 self._former_nonces = self._nonces
                 self._nonces = set()
-                self._rotated_at = now
+                self._set_began_at = now
             if nonce in self._nonces or nonce in self._former_nonces:
                 return False
             self._nonces.add(nonce)
@@ -182,6 +191,7 @@ class Verifier:
 
 
 def _is_among(mac: str, valid_macs: Iterable[str]) -> bool:
+    # In a time that does not depend on the characters.
     return any(hmac.compare_digest(valid_mac, mac) for valid_mac in valid_macs)
 
 
@@ -226,7 +236,10 @@ def _scope_of(name: str) -> Scope | None:
 
 
 def token_of_header(header: str) -> str | None:
-    """Token in a header ``Authorization``; ``None`` for another scheme."""
+    """Token in a header ``Authorization``: that of Bearer, or the password of Basic.
+
+    ``None`` for another scheme; ``""`` for damaged credentials, which are then refused as a token.
+    """
     scheme, _, credentials = header.partition(" ")
     if scheme.lower() == "bearer":
         return credentials.strip()

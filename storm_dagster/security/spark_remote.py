@@ -25,8 +25,11 @@ SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 """Environment variable that passes the token to Spark's server (never the command line)."""
 
 _FILE = "spark.token"
+"""File of HOME: the token, and below it its scope."""
 _EVERYWHERE = "everywhere"
+"""Scope of a derived token; a random one has none, and is for loopback."""
 _DEFAULT_PORT = 15002
+"""Port of Spark Connect."""
 _MAX_PORT = 65535
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 

@@ -16,6 +16,7 @@ from typing import Any
 from storm_dagster.model import paths
 from storm_dagster.security.settings import zookeeper_payload
 
+# Bits of ZooKeeper's permissions.
 READ = 1
 WRITE = 2
 CREATE = 4
@@ -23,6 +24,7 @@ DELETE = 8
 ALL = 31
 """These and the permission to change the ACL."""
 PAYLOAD = "storm.zookeeper.auth.payload"
+"""Conf key of the lines ``user:password`` of a process."""
 SUPER_ACL = "storm.zookeeper.superACL"
 """Conf key of a worker, set by its supervisor: ``digest:user:hash`` of the cluster's user, which
 owns the nodes that the worker creates.
@@ -45,9 +47,11 @@ _WORKERS: dict[str, int] = {
     paths.task_errors("*", "*"): READ | CREATE | DELETE,
     f"{paths.task_errors('*', '*')}/*": READ | WRITE,
 }
+"""Path -> permissions of workers; the first ``*`` is the topology, any other one is any name."""
 _PATTERNS = tuple(
     (tuple(path[1:].split("/")), permissions) for path, permissions in _WORKERS.items()
 )
+"""The same, with the elements of each path."""
 
 
 def worker_permissions(path: str) -> tuple[str, int]:
@@ -72,7 +76,10 @@ def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def worker_may_have_made(path: str) -> bool:
-    """True if the node may be a worker's, which chose its ACL."""
+    """True if the node may be a worker's, which chose its ACL.
+
+    This is so below a node in which workers may create children.
+    """
     parts = [part for part in path.split("/") if part]
     for depth in range(1, len(parts)):
         _, permissions = worker_permissions("/" + "/".join(parts[:depth]))
@@ -92,6 +99,10 @@ def _worker_user(topology_id: str) -> str:
 
 
 def _worker_line(line: str, topology_id: str) -> str:
+    """Line of a worker's user that follows from a line of the cluster.
+
+    ``""`` is the user of all workers.
+    """
     user = _worker_user(topology_id)
     purpose = f"storm-dagster zookeeper {user}"
     password = hmac.new(line.encode(), purpose.encode(), hashlib.sha256).hexdigest()

@@ -47,11 +47,13 @@ class ClusterLink:
 
     conf: ClusterConf
     id: str
+    """Id of the supervisor."""
     cluster_id: str | None
     """This supervisor's only cluster; ``None`` until the first connection, which calls
     :attr:`save_cluster_id`.
     """
     save_cluster_id: Callable[[str], None]
+    """Stores the id, so that a restarted supervisor joins no other cluster."""
     info: Callable[[int], SupervisorInfo]
     """The heartbeat record with that count."""
     passes: Callable[[], int]
@@ -64,6 +66,7 @@ class ClusterLink:
         self.desired: DesiredSlots | None = None
         """Desired work of the last read; ``None`` before the first."""
         self._cluster: StormClusterState | None = None
+        """State of the cluster; ``None`` before the first connection."""
         self._assignments: dict[str, Assignment] = {}
         """Topology id -> its assignment, if that names this supervisor."""
         self._version: int | None = None
@@ -75,10 +78,15 @@ class ClusterLink:
         self._wakes: dict[str, Callable[[], None]] = {}
         """Topology id -> function that its watches call."""
         self._assignments_changed = threading.Event()
+        """Set if the assignments version must be compared in the next pass."""
         self._read_at = -_READ_SECS
+        """Monotonic time at which the assignments version was last compared."""
         self._read_own_at = time.monotonic()
+        """Monotonic time at which all topologies with workers here were last marked as changed."""
         self._urls: tuple[str, ...] = ()
+        """URLs of the nimbuses at the last successful read."""
         self._reports: deque[tuple[str, int, str, int]] = deque(maxlen=_MAX_REPORTS)
+        """Pending errors: (topology id, port, text, epoch seconds)."""
         self._count = 0
         """Number of heartbeats written; it is the counter in the record."""
         self._beat_secs = float(self.conf["supervisor.heartbeat.frequency.secs"])
@@ -87,12 +95,13 @@ class ClusterLink:
         self._beat_passes = 0
         """Completed passes of the loop before the last heartbeat."""
         self._beat_session = 0
-        """Id of the session in which the last heartbeat was written, or tried."""
+        """Id of the session when the last heartbeat was written; 0 before the first."""
         self._beat: SupervisorInfo | None = None
         """Record of the last heartbeat."""
         self._problem = ""
         """Problem that was logged last; empty without one."""
         self._event = threading.Event()
+        """Wakes the thread of the link."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cluster-link", daemon=True)
 
@@ -155,6 +164,10 @@ class ClusterLink:
     # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Synchronize with the cluster until the link is closed.
+
+        After an error, whatever was not read is read in the next pass.
+        """
         while not self._stopped.is_set():
             self._event.clear()
             try:
@@ -185,7 +198,9 @@ class ClusterLink:
     def _sync(self) -> None:
         """Read the changes, and write the heartbeat and the pending errors.
 
-        Each is done only if it is due.
+        Each is done only if it is due. The first call connects. Raises :class:`Unavailable` if
+        ZooKeeper is out of reach, and :class:`Conflict` for a second supervisor of the same id or
+        another cluster.
         """
         cluster = self._cluster
         if cluster is None:
@@ -212,10 +227,12 @@ class ClusterLink:
         if beating:
             self._write_heartbeat(cluster, info)
         while self._reports:
+            # Dropped after the write, so that a report is kept if ZooKeeper is out of reach.
             self._write_report(cluster, *self._reports[0])
             self._reports.popleft()
 
     def _connect(self) -> StormClusterState:
+        """Open the state of the cluster; the first connection of this supervisor fixes its id."""
         cluster = StormClusterState.open(self.conf, cluster_id=self.cluster_id)
         cluster.state.awaits_all = False  # The nodes of a topology are made with it.
         cluster.state.add_listener(self._on_connection_state)
@@ -228,6 +245,7 @@ class ClusterLink:
 
     def _on_connection_state(self, state: str) -> None:
         if state == "CONNECTED":
+            # Watches were lost with the former connection, and with them the changes.
             self._on_assignments()
         else:
             self._event.set()
@@ -239,6 +257,7 @@ class ClusterLink:
             # A change of a local process may have to be written, which wakes no thread.
             max_pause = min(max_pause, _UPGRADE_SECS)
         if self._beat_at is None:
+            # The first heartbeat waits for the first pass of the loop, which wakes no thread.
             return 0.1
         until_beat = self._beat_at + self._beat_secs - time.monotonic()
         return max(0.05, min(max_pause, until_beat))
@@ -246,7 +265,7 @@ class ClusterLink:
     # -- reading -----------------------------------------------------------------------------------
 
     def _read(self, cluster: StormClusterState) -> None:
-        """Read the assignments and upgrades that have changed.
+        """Read the assignments and upgrades that have changed, and wake the loop if work changed.
 
         If none has changed, this is one read, however many topologies and supervisors there are.
         """
@@ -255,18 +274,21 @@ class ClusterLink:
         changes = None
         if self._version is not None:
             changes = changes_since(record, version, self._version)
+        # Without a complete list of the changes, every assignment is read (supervisors ``None``).
         if changes is None:
             ids = cluster.state.find_children(paths.ASSIGNMENTS) or ()
             changes = dict.fromkeys([*ids, *self._assignments])
         for topology_id, nodes in changes.items():
             if nodes is None or self.id in nodes or topology_id in self._assignments:
                 self._changed.add(topology_id)
+        # A damaged assignment may have been repaired without a change of the version.
         self._changed |= self._damaged
         if time.monotonic() - self._read_own_at >= _OWN_READ_SECS:
             self._changed.update(self._assignments)
             self._read_own_at = time.monotonic()
         while self._changed:
             self._read_topology(cluster, self._changed.pop())
+        # After all reads: an error leaves the former version, and the changes are read again.
         self._version = version
         self._read_at = time.monotonic()
         desired = desired_slots(self._assignments, self.id, self.upgrades.states)
@@ -275,6 +297,11 @@ class ClusterLink:
             self.wake()
 
     def _read_topology(self, cluster: StormClusterState, topology_id: str) -> None:
+        """Read the assignment and the upgrade of a topology, and replace the former ones.
+
+        If the assignment is damaged, the former one stays, and the next read tries again. After any
+        other error, which is raised, the topology is still to be read.
+        """
         try:
             # Watched only while it has workers here: a topology of other supervisors or a removed
             # one leaves no watch.
@@ -319,6 +346,8 @@ class ClusterLink:
         return None
 
     def _wake_of(self, topology_id: str) -> Callable[[], None]:
+        """Function for the watches of a topology: it is read in the next pass."""
+
         def on_change() -> None:
             self._changed.add(topology_id)
             self._event.set()
@@ -340,7 +369,7 @@ class ClusterLink:
         folder has ended: one lock admits one at a time.
         """
         if self._beat_session == cluster.session.session_id:
-            return
+            return  # This session has written the record, or replaced the one of the other process.
         path = paths.supervisor(self.id)
         if cluster.state.owned(path):
             return
@@ -387,6 +416,11 @@ class ClusterLink:
     def _write_report(
         self, cluster: StormClusterState, topology_id: str, port: int, text: str, when: int
     ) -> None:
+        """Store an error of a topology, for the first task of the slot.
+
+        It is dropped if the topology has no assignment here or the error cannot be stored. Raises
+        :class:`Unavailable`: it is stored later.
+        """
         assignment = self._assignments.get(topology_id)
         if assignment is None:
             return

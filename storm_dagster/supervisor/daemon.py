@@ -47,9 +47,11 @@ from storm_dagster.supervisor.upgrades import Upgrades
 _log = logging.getLogger(__name__)
 
 _TIDY_SECS = 10.0
+"""Interval of removing unused code, testing the disk and starting spares."""
 _PROBE_BYTES = 1 << 20
 """Room in HOME below which no worker can be started."""
 _LOGS_SECS = 3600.0
+"""Interval of removing old logs."""
 
 
 class Supervisor:
@@ -64,6 +66,10 @@ class Supervisor:
         logs: LogService,
         launcher: Launcher | None = None,
     ) -> None:
+        """Take over the workers of the former process; :meth:`serve` connects to the cluster.
+
+        ``launcher`` replaces the one of ``conf``.
+        """
         self.id = supervisor_id
         self._log_service = logs
         self._conf = conf
@@ -71,14 +77,21 @@ class Supervisor:
         self._ports = tuple(sorted(ports))
         self._folder = home / "supervisor" / supervisor_id
         self._started = int(time.time())
+        """Start in epoch seconds, for the record of the supervisor."""
         self._folder.mkdir(parents=True, exist_ok=True)
         folder = self._folder.stat()
         self._place = f"{self._folder} ({folder.st_dev:x}:{folder.st_ino:x}, boot {boot_id()})"
+        """Folder and boot, by which a second supervisor of the same id is recognized."""
         self._wake = threading.Event()
+        """Wakes the loop."""
         self._passes = 0
+        """Completed passes of the loop: the heartbeat requires new ones."""
         self._logs_checked_at = 0.0
+        """Epoch seconds at which old logs were last removed."""
         self._stopping = threading.Event()
+        """Set when the loop has ended: downloads fail."""
         self._file = LocalStateFile(self._folder / "localstate")
+        # Before the housekeeper's thread exists, which writes the file.
         former_state = self._file.read()
         self._housekeeper = Housekeeper(self._file)
         self._upgrades = Upgrades(
@@ -117,15 +130,18 @@ class Supervisor:
         )
         self._memory = MemoryGuard(conf.values, self._link.report)
         self._restarting: tuple[int, ...] = ()
+        """Ports with a worker that is being restarted, for the record of the supervisor."""
         self._offered = self._ports
+        """Ports that the record of the supervisor offers."""
         self._full = False
+        """True while HOME cannot be written."""
         scripts = conf["storm.health.check.dir"]
         timeout_secs = conf["storm.health.check.timeout.ms"] / 1000
         self._health = HealthCheck(Path(scripts) if scripts else None, timeout_secs, self._wake.set)
         self._take_over(former_state)
 
     def _take_over(self, former_state: LocalState | None) -> None:
-        """Adopt the running workers, and restore the slots."""
+        """Restore the slots of the former process, and adopt the running workers."""
         self._localizer.prepare()
         now = boot_clock()
         workers = {
@@ -134,6 +150,7 @@ class Supervisor:
         if former_state is not None:
             for record in former_state.workers:
                 process = WorkerProcess(record.pid, record.start_ticks, record.boot_id)
+                # A live worker that was not found is one whose spec cannot be read.
                 if record.worker_id not in workers and process.alive():
                     workers[record.worker_id] = self._recorded_worker(record, process, now)
             for slot in former_state.wanted:
@@ -168,6 +185,7 @@ class Supervisor:
         self._log_service.start(self.table.workers)
         self._link.start()
         self._health.start()
+        # Sets ``stop`` once the address that this supervisor announces is no longer its own.
         watch = self._log_service.announced
         threading.Thread(
             target=watch.run, args=(self._stopping, stop), name="address", daemon=True
@@ -202,7 +220,12 @@ class Supervisor:
         self._wake.set()
 
     def run_pass(self, now: float) -> None:
-        """Run one pass of the loop."""
+        """Run one pass of the loop.
+
+        It applies the desired work (none on an unhealthy host), steps the slots, ends workers over
+        their memory limit, and saves the state. A change of the offered or restarting ports is
+        reported to the cluster at once.
+        """
         desired = self._link.desired
         healthy = self._health.problem is None
         if not healthy:
@@ -225,6 +248,7 @@ class Supervisor:
             self._link.request_heartbeat()
 
     def _offered_ports(self, healthy: bool) -> tuple[int, ...]:
+        """Ports for new work: none on an unhealthy host, no free one on a full disk."""
         if not healthy:
             return ()
         if not self._full:
@@ -234,7 +258,7 @@ class Supervisor:
         return tuple(port for port, slot in slots if slot.wanted is not None)
 
     def _runs(self) -> list[SlotRun]:
-        """Worker processes of this supervisor.
+        """Worker processes of this supervisor, from the link's thread.
 
         A process that is ending, or not desired in its slot, does not count as running.
         """
@@ -248,6 +272,7 @@ class Supervisor:
         return runs
 
     def _info(self, count: int) -> SupervisorInfo:
+        """Record of this supervisor for heartbeat number ``count``; from the link's thread."""
         return SupervisorInfo(
             host=str(self._conf["storm.local.hostname"]),
             ports=self._offered,
@@ -263,6 +288,7 @@ class Supervisor:
         )
 
     def _save(self) -> None:
+        """Queue a write of the workers and the wanted work to the state file."""
         workers = tuple(
             KnownWorker(
                 port=live.port,
@@ -284,6 +310,7 @@ class Supervisor:
         self._housekeeper.save(state)
 
     def _clean(self, live: LiveWorker, last: bool) -> None:
+        """Remove the folder of a dead worker, and with ``last`` the run file of its slot."""
         if last:
             # Not in the background: the next worker in the slot writes its own file.
             run_file = RunFile(
@@ -315,6 +342,7 @@ class Supervisor:
         self._wake.set()
 
     def _tidy(self) -> None:
+        """Remove unused code and old logs, and rotate the logs of the live workers."""
         if self._link.desired is not None:
             # Not before the cluster was read: until then, used code is not known.
             for code_dir in self._localizer.remove_unused(self.table.used_code):

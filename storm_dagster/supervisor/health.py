@@ -18,13 +18,15 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 _INTERVAL_SECS = 30.0
+"""Pause between two runs of all scripts."""
 _MAX_OUTPUT_BYTES = 64 * 1024
+"""Part of a script's output in which an ``ERROR`` is looked for."""
 
 
 def check_once(folder: Path, timeout_secs: float) -> str | None:
     """Run the executable files of ``folder`` in order until one fails.
 
-    Returns the problem of that one, or ``None``.
+    Returns the problem of that one, or ``None``. Raises ``OSError`` if the folder cannot be listed.
     """
     for script in sorted(folder.iterdir()):
         if not script.is_file() or not os.access(script, os.X_OK):
@@ -74,7 +76,9 @@ class HealthCheck:
     folder: Path | None
     """``None``: the host counts as healthy."""
     timeout_secs: float
+    """Limit of one script."""
     wake: Callable[[], None]
+    """Called after each change of :attr:`problem`."""
 
     def __post_init__(self) -> None:
         self._stopped = threading.Event()
@@ -95,6 +99,7 @@ class HealthCheck:
         self._stopped.set()
 
     def _loop(self) -> None:
+        """Run the scripts until :meth:`close`, and keep :attr:`problem` up to date."""
         while self.folder is not None and not self._stopped.is_set():
             try:
                 problem = check_once(self.folder, self.timeout_secs)

@@ -30,7 +30,9 @@ class Housekeeper:
     def __init__(self, state_file: LocalStateFile) -> None:
         self._file = state_file
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        """Pending jobs; ``None`` ends the thread."""
         self._state: LocalState | None = None
+        """Newest state to write; ``None`` before the first :meth:`save`."""
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
         self._thread.start()
 
@@ -50,7 +52,7 @@ class Housekeeper:
     def save_again(self) -> None:
         """Write the newest state unless it is on disk.
 
-        The disk may have been full before.
+        The disk may have been full before. Raises ``OSError`` if it still is.
         """
         if self._state is not None:
             self._file.write(self._state)
@@ -72,6 +74,7 @@ class _SlotLogs(NamedTuple):
     """Log folder of one slot; sorts by the time of its last write."""
 
     written_at: float
+    """Newest write of the folder or a file in it, epoch seconds."""
     path: Path
     size: int
     """Bytes, of the folder and its files."""
@@ -89,9 +92,9 @@ def remove_old_logs(
 ) -> list[Path]:
     """Remove old log folders of worker slots, and return them.
 
-    A folder is old if it had no write for a week. While all logs have more than ``max_bytes``, the
-    oldest folders are removed, too. The folders ``used`` by live workers stay. Links are removed,
-    never followed.
+    A folder is old if it had no write for a week before ``now_secs`` (epoch). While all logs have
+    more than ``max_bytes`` (0 or ``None``: no limit), the oldest folders are removed, too. The
+    folders ``used`` by live workers stay. Links are removed, never followed.
     """
     workers = home / "logs" / "workers"
     topologies = [
@@ -121,9 +124,10 @@ def remove_old_logs(
 def rotate(log: Path, max_bytes: int, backups: int) -> bool:
     """Rotate a log that is in use, if it is larger than ``max_bytes``.
 
-    Returns true if it was rotated. The content is copied and the file then truncated, because its
-    writers keep it open (and outlive this process). Lines written between the copy and the
-    truncation are lost: a few at most.
+    Returns true if it was rotated. The former contents are ``<log>.1`` (the newest) to
+    ``<log>.<backups>``. The content is copied and the file then truncated, because its writers
+    keep it open (and outlive this process). Lines written between the copy and the truncation are
+    lost: a few at most. Raises ``OSError`` if the copy fails, and for a link.
     """
     try:
         if log.stat().st_size <= max_bytes:
@@ -131,10 +135,13 @@ def rotate(log: Path, max_bytes: int, backups: int) -> bool:
     except FileNotFoundError:
         return False
     copies = [log.with_name(f"{log.name}.{number}") for number in range(1, backups + 1)]
-    for number in range(len(copies) - 1, 0, -1):
-        newer = copies[number - 1]
-        if copies[0].exists() and newer.exists():
-            os.replace(newer, copies[number])
+    # Without copy 1, the last rotation failed after this step: a second shift would lose the oldest
+    # copy for no new one.
+    if copies and copies[0].exists():
+        for number in range(len(copies) - 1, 0, -1):
+            newer = copies[number - 1]
+            if newer.exists():
+                os.replace(newer, copies[number])
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(log, flags), "r+b") as source:
         if copies:
@@ -144,6 +151,7 @@ def rotate(log: Path, max_bytes: int, backups: int) -> bool:
 
 
 def _copy_log(source: IO[bytes], target: Path) -> None:
+    """Copy a log to a new file; after an error, which is raised, there is no file."""
     # A link is replaced, never followed: it could be planted to overwrite any file.
     target.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

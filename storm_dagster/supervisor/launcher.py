@@ -82,9 +82,11 @@ _PASSED_ON = (
 )
 """Variables of the supervisor that a worker needs; any other one may be a password of its host."""
 _OUTDATED = -1
-"""A number of restarts that no assignment has."""
+"""A number of restarts that no assignment has, so that the worker is replaced."""
 SPEC = "SPEC.json"
+"""File of a worker's specification in its working folder."""
 HEARTBEAT = "heartbeat.json"
+"""File of a worker's heartbeat in the folder that it can write."""
 
 
 def heartbeat_path(folder: Path) -> Path:
@@ -119,9 +121,10 @@ def worker_environment(
     """Environment of a worker.
 
     It has the variables of ``base`` that a worker needs or that a pattern of ``allowed``
-    (``supervisor.worker.environment``) matches, those of ``topology.environment``, which win, and
-    the import path. The archive is first on the path (a spare adds it itself), then the user's
-    PYTHONPATH, then this package.
+    (``supervisor.worker.environment``) matches, those of ``topology.environment``, which win, the
+    import path, and ``home`` as STORM_DAGSTER_HOME. First on the path is ``archive_root`` (``None``
+    for a spare, which adds it itself), then the user's PYTHONPATH, then this package. Raises
+    :class:`InvalidTopology` for a key of ``topology.environment`` that cannot name a variable.
     """
     topology_environment = conf.get("topology.environment") or {}
     for name, value in topology_environment.items():
@@ -160,16 +163,18 @@ class Launcher:
         self._host = host
         self._conf = dict(cluster_conf)
         self._security = Security.of(self._conf)
-        # User code runs in workers: they get their own link key and ZooKeeper user, never the
-        # cluster's secrets.
         self._worker_conf = {
             key: value for key, value in self._conf.items() if key not in _SECRET_CONF_KEYS
         }
+        """Conf of all workers. User code runs in them: they get their own link key and ZooKeeper
+        user, never the cluster's secrets.
+        """
         self._users = ZooKeeperUsers.of(self._conf)
         self.spares = Spares(self._conf["supervisor.worker.spares"], self._spawn_spare)
         if self._conf["supervisor.run.worker.as.user"]:
             self.spares.number = 0  # The user of a worker is not known before its launch.
             open_home(home)
+            # The keystore of the supervisor is not for the workers' users.
             self._worker_conf["storm.zookeeper.ssl.keystore.path"] = self._conf[
                 "supervisor.worker.zookeeper.keystore.path"
             ]
@@ -192,10 +197,88 @@ class Launcher:
         folder = self._home / "workers" / worker_id
         own = folder / OWN if user is not None else folder
         log = log_path(self._home, work.topology_id, port)
+        spec = self._make_spec(port, work, code, worker_id, own, log)
+        # A worker of another user reads another spec, which the supervisor never believes.
+        worker_spec = spec
+        base_environment = dict(os.environ)
+        if user is not None:
+            user_home = user.home(self._home)
+            worker_spec = spec.model_copy(
+                update={
+                    "home": str(user_home),
+                    "code_dir": str(own / code.path.name),
+                    # The folder of the log is closed to the worker.
+                    "log_path": "/dev/stdout",
+                }
+            )
+            base_environment = user.environment(base_environment, user_home)
+        environment = worker_environment(
+            base_environment,
+            conf,
+            worker_spec.archive_root,
+            Path(worker_spec.home),
+            self._conf["supervisor.worker.environment"],
+        )
+        folder.mkdir(parents=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # The worker starts even if the disk has no room for a copy of the log.
+        with suppress(OSError):
+            # Also here, since the regular rotation may miss a worker that always dies soon.
+            rotate(log, int(self._conf["worker.log.max.bytes"]), LOG_BACKUPS)
+        try:
+            spec.write(folder / SPEC)
+            if user is not None:
+                folder.chmod(0o711)
+                own.mkdir(mode=0o700)
+                worker_spec.write(own / SPEC)
+                link_code(code.path, own / code.path.name)
+                user.give(own)
+            # A spare that died in the meantime is replaced by an ordinary process.
+            if spare is not None and start(spare):
+                child = spare
+            else:
+                child = self._spawn(worker_command(conf, own / SPEC), own, environment, log, user)
+        except BaseException:
+            if spare is not None:
+                end(spare)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        process = self._note_start(port, work, worker_id, child)
+        return LiveWorker(
+            port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started
+        )
+
+    def _note_start(
+        self, port: int, work: Work, worker_id: str, child: subprocess.Popen[bytes]
+    ) -> WorkerProcess:
+        """Write the run file of a started worker and a log line; return its exact process.
+
+        The process runs: the launch must not fail from here on.
+        """
+        ticks = start_ticks(child.pid)
+        # A child that died at once has no start time; ProcessWatch finds it dead.
+        process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
+        with suppress(OSError):
+            # The worker writes the same file when it is up; `stop` must find the process before.
+            RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
+        _log.info(
+            "started worker %s of %s in slot %d, pid %d",
+            worker_id,
+            work.topology_id,
+            port,
+            child.pid,
+            extra={"topology": work.topology_id},
+        )
+        return process
+
+    def _make_spec(
+        self, port: int, work: Work, code: LocalCode, worker_id: str, own: Path, log: Path
+    ) -> WorkerSpec:
+        """Spec of a new worker; ``own`` is the folder that the worker can write."""
         worker_conf = dict(self._worker_conf)
         if self._users is not None:
             worker_conf.update(self._users.worker_conf(work.topology_id))
-        spec = WorkerSpec(
+        return WorkerSpec(
             worker_id=worker_id,
             token=secrets.token_hex(16),
             topology_id=work.topology_id,
@@ -212,69 +295,9 @@ class Launcher:
             heartbeat_path=str(own / HEARTBEAT),
             log_path=str(log),
         )
-        # A worker of another user reads another spec, which the supervisor never believes.
-        worker_spec = spec
-        base = dict(os.environ)
-        if user is not None:
-            user_home = user.home(self._home)
-            worker_spec = spec.model_copy(
-                update={
-                    "home": str(user_home),
-                    "code_dir": str(own / code.path.name),
-                    # The folder of the log is closed to the worker.
-                    "log_path": "/dev/stdout",
-                }
-            )
-            base = user.environment(base, user_home)
-        environment = worker_environment(
-            base,
-            conf,
-            worker_spec.archive_root,
-            Path(worker_spec.home),
-            self._conf["supervisor.worker.environment"],
-        )
-        folder.mkdir(parents=True)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        # Also here, since the regular rotation may miss a worker that always dies soon.
-        with suppress(OSError):  # The worker starts even if the disk has no room for a copy.
-            rotate(log, int(self._conf["worker.log.max.bytes"]), LOG_BACKUPS)
-        try:
-            spec.write(folder / SPEC)
-            if user is not None:
-                folder.chmod(0o711)
-                own.mkdir(mode=0o700)
-                worker_spec.write(own / SPEC)
-                link_code(code.path, own / code.path.name)
-                user.give(own)
-            if spare is not None and start(spare):
-                child = spare
-            else:
-                child = self._spawn(worker_command(conf, own / SPEC), own, environment, log, user)
-        except BaseException:
-            if spare is not None:
-                end(spare)
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        ticks = start_ticks(child.pid)
-        # A child that died at once has no start time; ProcessWatch finds it dead.
-        process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
-        with suppress(OSError):
-            # The process runs: the launch must not fail from here on. The worker writes the same
-            # file when it is up; `stop` must find the process before.
-            RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
-        _log.info(
-            "started worker %s of %s in slot %d, pid %d",
-            worker_id,
-            work.topology_id,
-            port,
-            child.pid,
-            extra={"topology": work.topology_id},
-        )
-        return LiveWorker(
-            port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started
-        )
 
     def _spawn_spare(self, worker_id: str) -> subprocess.Popen[bytes]:
+        """Start a process that reads its spec once a line comes from standard input."""
         spec_path = self._home / "workers" / worker_id / SPEC
         command = [*worker_command(self._conf, spec_path), SPARE]
         allowed = self._conf["supervisor.worker.environment"]
@@ -292,6 +315,11 @@ class Launcher:
         user: WorkerUser | None,
         stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
+        """Start a process in ``folder``, in its own session, with its output in ``log``.
+
+        ``user`` is ``None`` for the user of this process. Raises :class:`Unavailable` if the
+        command cannot be started.
+        """
         # Appending keeps the output of the slot's last worker, and leaves no hole after a
         # truncation.
         with log.open("ab") as output:
@@ -411,12 +439,16 @@ def _is_current(spec: WorkerSpec, security: Security, users: ZooKeeperUsers | No
     return not valid_users.isdisjoint(own_users)
 
 
-def remove_stale_folders(home: Path, supervisor_id: str, alive: Iterable[str]) -> None:
-    """Remove the folders of this supervisor's dead workers."""
-    alive_ids = set(alive)
+def remove_stale_folders(home: Path, supervisor_id: str, live_ids: Iterable[str]) -> None:
+    """Remove the folders of this supervisor's dead workers.
+
+    ``live_ids`` are the ids of its live ones. A folder without a readable spec stays: it may be
+    another supervisor's.
+    """
+    kept_names = set(live_ids)
     for folder in sorted((home / "workers").glob("*")):
         with suppress(OSError, Corrupt):
-            if folder.name in alive_ids:
+            if folder.name in kept_names:
                 continue
             if WorkerSpec.read(folder / SPEC).node == supervisor_id:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -21,7 +21,9 @@ from storm_dagster.supervisor.processes import LiveWorker
 _log = logging.getLogger(__name__)
 
 CGROUPS = Path("/sys/fs/cgroup/storm_dagster")
+"""Folder of the workers' cgroups, one for each worker id."""
 _CHECK_SECS = 1.0
+"""Interval of the checks."""
 _MIB = 2**20
 
 
@@ -54,6 +56,7 @@ class MemoryGuard:
 
     def __post_init__(self) -> None:
         self._checked_at = -_CHECK_SECS
+        """Time of the last check, by the clock of the loop."""
         self._limits: dict[str, tuple[LiveWorker, int]] = {}
         """Worker id -> worker, and its limit in bytes."""
         self._ended: set[str] = set()
@@ -65,11 +68,12 @@ class MemoryGuard:
         now: float,
         placed: Mapping[tuple[str, int], WorkerSlot],
     ) -> None:
-        """End each worker that uses more than its limit.
+        """End each worker that uses more than its limit, and report it.
 
-        Workers that the kernel ended for their memory are reported, too.
-        ``placed`` are the workers of the assignments, by topology id and port. A process whose
-        worker is not among them has no limit yet.
+        Workers that the kernel ended for their memory are reported, too. ``workers`` are the live
+        ones. ``placed`` are the workers of the assignments, by topology id and port. A process
+        whose worker is not among them has no limit yet. There is no check without
+        ``supervisor.worker.memory.enforce``, or within a second after the last one.
         """
         if not self.conf["supervisor.worker.memory.enforce"]:
             return
@@ -81,6 +85,7 @@ class MemoryGuard:
             self._forget(worker_id)
         if not workers:
             return
+        # A worker leads the session of its processes.
         sessions = multimap((process.session, process) for process in processes())
         for live in workers:
             members = sessions.get(live.process.pid, [])
@@ -90,7 +95,7 @@ class MemoryGuard:
             # A process does not return memory: a smaller size applies from its next start on.
             if size > limit:
                 limit = size
-                self._limit(live, limit, members)
+                self._set_limit(live, limit, members)
             if 0 < limit < used and live.worker.id not in self._ended:
                 self._ended.add(live.worker.id)
                 self._report(live, used, limit)
@@ -106,13 +111,14 @@ class MemoryGuard:
         # Placements of older releases name no size.
         return worker.memory_bytes or int(self.conf["worker.memory.size"] or 0)
 
-    def _limit(self, live: LiveWorker, limit: int, members: Sequence[Process]) -> None:
+    def _set_limit(self, live: LiveWorker, limit: int, members: Sequence[Process]) -> None:
+        """Note a worker's limit, and give it to a cgroup of all its processes if possible."""
         self._limits[live.worker.id] = (live, limit)
         group = self.cgroups / live.worker.id
         try:
             controllers = (self.cgroups.parent / "cgroup.controllers").read_text(encoding="ascii")
             if "memory" not in controllers.split():
-                return
+                return  # This system or container has no controller of memory.
             group.mkdir(parents=True, exist_ok=True)
             for parent in (self.cgroups.parent, self.cgroups):
                 _set(parent / "cgroup.subtree_control", "+memory")
@@ -124,6 +130,7 @@ class MemoryGuard:
             _log.info("worker %s gets no cgroup (%s): its memory is watched", live.worker.id, error)
 
     def _forget(self, worker_id: str) -> None:
+        """Drop a dead worker, and report it if the kernel ended it for its memory."""
         live, limit = self._limits.pop(worker_id)
         group = self.cgroups / worker_id
         with suppress(OSError, ValueError):
@@ -139,6 +146,7 @@ class MemoryGuard:
         self._ended.discard(worker_id)
 
     def _report(self, live: LiveWorker, used: int, limit: int) -> None:
+        """Log and report a worker that was ended; ``used`` and ``limit`` are bytes."""
         text = (
             f"its worker used {used / _MIB:.1f} MiB of memory, its placement allows "
             f"{limit / _MIB:.1f} MiB: it was ended; raise worker.memory.size in the topology's "

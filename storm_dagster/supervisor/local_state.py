@@ -19,6 +19,7 @@ from storm_dagster.host.files import write_atomically
 _log = logging.getLogger(__name__)
 
 _MAX_QUARANTINED = 5
+"""Damaged files that are kept for analysis, the newest ones."""
 
 
 class _StateModel(BaseModel):
@@ -33,9 +34,11 @@ class KnownWorker(_StateModel):
     topology_id: str
     code_dir: str
     restarts: int = 0
+    """These three are its :class:`~storm_dagster.core.slots.model.Work`."""
     pid: int
     start_ticks: int
     boot_id: str
+    """These three identify the process (:mod:`storm_dagster.host.processes`)."""
 
 
 class WantedSlot(_StateModel):
@@ -65,6 +68,7 @@ class LocalStateFile:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "state.json"
         self._written: LocalState | None = None
+        """State on the disk, as it was last read or written; ``None`` if unknown."""
 
     def read(self) -> LocalState | None:
         """Read the state.
@@ -123,13 +127,14 @@ class LocalStateFile:
         write_atomically(self._path.with_name("cluster_id"), cluster_id + "\n", sync=True)
 
     def _quarantine(self) -> Path:
-        """Move the damaged file away, and delete the oldest ones."""
+        """Move the damaged file away, delete the oldest ones, and return its new path."""
         paths = self._path.parent.glob("state.json.broken.*")
         suffixes = [path.suffix.removeprefix(".") for path in paths]
         numbers = sorted(int(suffix) for suffix in suffixes if suffix.isdigit())
         newest = numbers[-1] if numbers else 0
         quarantined = self._path.with_name(f"state.json.broken.{newest + 1}")
         os.replace(self._path, quarantined)
+        # One less than the maximum, which includes the new one.
         for number in numbers[: -(_MAX_QUARANTINED - 1)]:
             self._path.with_name(f"state.json.broken.{number}").unlink(missing_ok=True)
         return quarantined

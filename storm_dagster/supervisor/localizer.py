@@ -43,8 +43,11 @@ from storm_dagster.security.settings import SILENT_SECS, Security
 _log = logging.getLogger(__name__)
 
 _PARTS = {"stormjar.jar": jar_key, "stormconf.ser": conf_key, "stormcode.ser": code_key}
+"""File of a code folder -> function from the folder's name to the key of its blob."""
 _MAX_RECORD_BYTES = 64 * 1024 * 1024
+"""Largest conf and topology; an archive may have ``nimbus.upload.max.bytes``."""
 _UNUSED_CACHE_SECS = 600.0
+"""Time after which an archive that no code folder shares is removed from the cache."""
 
 
 @dataclass(frozen=True)
@@ -61,33 +64,38 @@ class Localizer:
     """Localizer of code in one supervisor's folder. Thread-safe."""
 
     folder: Path
+    """``HOME/supervisor/<id>``."""
     sources: Callable[[], Sequence[str]]
     """Base URLs of the nimbuses, best first, for each round of tries."""
     conf: Mapping[str, Any]
     stop: threading.Event
+    """Set when the supervisor stops: fetches in progress fail."""
     expected: Callable[[str], str | None] = lambda key: None
-    """The SHA-256 that the leader recorded for a blob.
+    """Blob key -> the SHA-256 that the leader recorded for the blob.
 
     ``None`` if it recorded none: the SHA-256 that the nimbus announces is believed then.
     """
     limits: UnpackLimits | None = None
+    """Limits of an unpacked archive; ``None``: the default ones."""
 
     def __post_init__(self) -> None:
         self._dist = self.folder / "stormdist"
         self._cache = self.folder / "cache"
         self._tmp = self.folder / "tmp"
         self._max_bytes: int = self.conf["nimbus.upload.max.bytes"]
+        """Largest archive."""
         self._moving = threading.Lock()
+        """Held while a code folder is put in place, marked as incomplete or removed."""
         self._under_way: set[str] = set()
         """Names of the folders in ``tmp`` of the fetches in progress."""
         self.removing = False
         """True while :meth:`remove_unused` runs: code that looks complete may be removed soon."""
-        # Addresses of the cluster never go through a proxy of the environment.
         idle_secs = min(SILENT_SECS, self.conf["nimbus.file.copy.expiration.secs"])
         timeout = httpx.Timeout(idle_secs, connect=min(5.0, idle_secs))
         options = Security.of(self.conf).client_options()
-        plain = {"Accept-Encoding": "identity"}
-        self._http = httpx.Client(timeout=timeout, follow_redirects=False, headers=plain, **options)
+        # The hash of a blob is checked on the bytes that arrive: they must not be compressed.
+        options["headers"] = {"Accept-Encoding": "identity"}
+        self._http = httpx.Client(timeout=timeout, follow_redirects=False, **options)
 
     def prepare(self) -> None:
         """Create the folders, and remove incomplete fetches."""
@@ -112,7 +120,11 @@ class Localizer:
         return self._dist / code_dir
 
     def local(self, code_dir: str) -> LocalCode | None:
-        """The code, if it is complete on this disk."""
+        """The code, if it is complete on this disk; otherwise ``None``.
+
+        Code with another hash than the leader recorded counts as incomplete. Raises
+        :class:`InvalidRequest` as :meth:`path_of`.
+        """
         path = self.path_of(code_dir)
         try:
             manifest = json.loads((path / "manifest.json").read_bytes())
@@ -149,27 +161,28 @@ class Localizer:
             code = self.local(code_dir)
         if code is not None:
             return code
-        work = self._tmp / uuid.uuid4().hex
-        self._under_way.add(work.name)
-        work.mkdir(parents=True)
+        incomplete = self._tmp / uuid.uuid4().hex
+        # Before the folder exists, which remove_unused would remove.
+        self._under_way.add(incomplete.name)
+        incomplete.mkdir(parents=True)
         try:
             blobs = {
-                part: self._fetch_part(key_of(code_dir), work / part)
+                part: self._fetch_part(key_of(code_dir), incomplete / part)
                 for part, key_of in _PARTS.items()
             }
-            _check_conf(work / "stormconf.ser", code_dir)
-            unpack_archive(work / "stormjar.jar", work / "code", self.limits)
-            (work / "manifest.json").write_text(
+            _check_conf(incomplete / "stormconf.ser", code_dir)
+            unpack_archive(incomplete / "stormjar.jar", incomplete / "code", self.limits)
+            (incomplete / "manifest.json").write_text(
                 json.dumps({"v": 1, "blobs": blobs}), encoding="utf-8"
             )
             with self._moving:
                 if path.exists():
                     # It is incomplete, by ``local``.
                     os.rename(path, self._tmp / uuid.uuid4().hex)
-                os.rename(work, path)
+                os.rename(incomplete, path)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
-            self._under_way.discard(work.name)
+            shutil.rmtree(incomplete, ignore_errors=True)
+            self._under_way.discard(incomplete.name)
         _log.info("fetched code %s (archive %s)", code_dir, blobs["stormjar.jar"][:16])
         return LocalCode(path, blobs["stormjar.jar"])
 
@@ -200,12 +213,17 @@ class Localizer:
         now = time.time() if now_secs is None else now_secs
         for path in self._cache.iterdir():
             status = path.stat()
+            # With one link, no code folder shares it; the removal of the last one set its ctime.
             if status.st_nlink == 1 and now - status.st_ctime > _UNUSED_CACHE_SECS:
                 path.unlink(missing_ok=True)
         return removed
 
     def _fetch_part(self, key: str, target: Path) -> str:
-        """Fetch and verify a blob into ``target``, and return its SHA-256."""
+        """Fetch and verify a blob into ``target``, and return its SHA-256.
+
+        Tries each nimbus in each round, with a growing pause between the rounds. Raises the error
+        of the last attempt.
+        """
         archive = target.name == "stormjar.jar"
         failure: StormDagsterError = Unavailable(
             f"code {key!r} cannot be fetched: no nimbus is known; start one, or wait for a leader"
@@ -228,21 +246,24 @@ class Localizer:
         raise failure
 
     def _fetch_archive(self, url: str, key: str, target: Path) -> str:
-        """Take the archive from the cache, or download it into both places."""
+        """Take the archive from the cache, or download it into ``target`` and the cache."""
         sha256 = self._from_cache(url, key, target)
         if sha256 is None:
             sha256 = self._download(url, key, target, self._max_bytes)
+            # Another fetch may have stored the same content.
             with suppress(FileExistsError):
                 os.link(target, self._cache / sha256)
         return sha256
 
     def _from_cache(self, url: str, key: str, target: Path) -> str | None:
-        """Take the archive from the cache, if it is there.
+        """Link the archive from the cache to ``target``, and return its SHA-256.
 
-        A nimbus must name its hash.
+        The hash is asked of the nimbus at ``url``. ``None``, without ``target``, if it names none
+        or another one than the leader recorded, or if the cache lacks the archive or has it
+        damaged.
         """
         if not any(self._cache.iterdir()):
-            return None
+            return None  # Without a request.
         response = self._http.head(url)
         sha256 = response.headers.get("X-Content-SHA256", "")
         if response.status_code != 200 or len(sha256) != 64 or not sha256.isalnum():
@@ -261,7 +282,10 @@ class Localizer:
         return sha256
 
     def _download(self, url: str, key: str, target: Path, max_bytes: int) -> str:
-        """Download and verify a blob, and return its SHA-256."""
+        """Download and verify a blob, and return its SHA-256.
+
+        After an error, ``target`` may hold a part.
+        """
         digest = hashlib.sha256()
         size = 0
         buffer_bytes = self.conf["storm.blobstore.inputstream.buffer.size.bytes"]
@@ -300,6 +324,7 @@ class Localizer:
 
 
 def _check_conf(path: Path, code_dir: str) -> None:
+    """Raise :class:`Corrupt` for a topology conf that is not a JSON object."""
     try:
         read_json_object(path, "")
     except (Corrupt, RecursionError):

@@ -38,6 +38,7 @@ class LogService:
         self._id = supervisor_id
         self._security = Security.of(conf)
         self._workers: Callable[[], Sequence[LiveWorker]] = lambda: ()
+        """Returns the live workers; replaced by :meth:`start`."""
         host = check_exposure(conf, "the supervisor's HTTP service", "secret or tls")
         try:
             listener = listen(host, conf["supervisor.http.port"], "supervisor.http.port")
@@ -72,6 +73,7 @@ class LogService:
         self._service.stop()
 
     def _app(self, host: str) -> Any:
+        """Application with the routes of logs and workers, behind the guard of ``host``."""
         conf = self._conf
         workers = WorkerRoutes(self._home, self._id, lambda: self._workers())
         api = HttpApi("storm_dagster supervisor", __version__)

@@ -27,6 +27,7 @@ from storm_dagster.host.processes import (
 
 _log = logging.getLogger(__name__)
 _POLL_MS = 100
+"""Interval of checking processes without a pidfd."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class LiveWorker:
     started: float
     """Boot clock, seconds."""
     count: int = -1
+    """Count of the newest heartbeat; -1 before the first."""
     status: str = ""
     """Status in that heartbeat."""
 
@@ -100,10 +102,13 @@ class ProcessWatch:
         self._on_exit = on_exit
         self._lock = threading.Lock()
         self._watched: dict[str, tuple[WorkerProcess, int]] = {}
+        """Key -> process and its pidfd; -1 without one."""
         self._checked: set[str] = set()
         """Keys of the processes that were alive after their pidfd was opened."""
+        # Ends of a pipe: a byte in it wakes the thread from its poll.
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._closed = False
+        """Ends the thread at its next wake."""
         self._thread = threading.Thread(target=self._run, name="process-watch", daemon=True)
         self._thread.start()
 
@@ -129,6 +134,7 @@ class ProcessWatch:
             os.write(self._wake, b"x")
 
     def _run(self) -> None:
+        """Wait for deaths until the watch is closed, then close all descriptors."""
         while not self._closed:
             with self._lock:
                 watched = dict(self._watched)
@@ -159,6 +165,7 @@ class ProcessWatch:
         os.close(self._wake)
 
     def _on_death(self, key: str, process: WorkerProcess, handle: int) -> None:
+        """Report a dead process, and then end the processes left in its session."""
         with self._lock:
             self._watched.pop(key, None)
         self._checked.discard(key)

@@ -52,15 +52,23 @@ class SlotTable:
 
     def __post_init__(self, ports: Iterable[int]) -> None:
         self._events: queue.SimpleQueue[tuple[int, model.Event]] = queue.SimpleQueue()
+        """(port, event) that the next pass feeds to the machine."""
         self.slots: dict[int, SupervisedSlot] = {
             port: SupervisedSlot(port) for port in sorted(ports)
         }
+        """Port -> slot. A worker that was found and an assignment add slots of other ports."""
         self._lock = threading.Lock()
+        """Guards :attr:`_workers` and :attr:`_fetching`, which other threads use, too."""
         self._workers: dict[str, LiveWorker] = {}
+        """Worker id -> process, until the loop has processed its exit."""
         self._fetching: dict[str, set[int]] = {}
+        """Code folder -> ports that wait for its fetch."""
         self._starts: set[threading.Thread] = set()
+        """Threads that start a worker."""
         self._contested: Mapping[int, tuple[str, ...]] = {}
+        """Contested slots of the last :meth:`apply`, each of which is logged once."""
         self._polled_at: float | None = None
+        """Time of the last pass; ``None`` before the first."""
         self._watch = ProcessWatch(self._on_exit)
 
     # -- any thread --------------------------------------------------------------------------------
@@ -95,9 +103,10 @@ class SlotTable:
         return tuple(port for port, slot in self.slots.items() if is_restarting(slot))
 
     def restore(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
-        """Restore a slot of the last process, before the first pass.
+        """Restore a slot of the former supervisor process, before the first pass.
 
-        ``ran``: a worker of ``work`` ran here. ``crashes``: its crashes in a row.
+        ``work`` was wanted here, and is not wanted until it is applied. ``ran``: a worker of its
+        topology ran here. ``crashes``: its crashes in a row.
         """
         slot = self.slots.get(port, SupervisedSlot(port))
         self.slots[port] = replace(
@@ -107,16 +116,17 @@ class SlotTable:
     def adopt(self, live: LiveWorker, now: float) -> None:
         """Adopt a running worker.
 
-        It counts as wanted until the cluster is read.
+        Its work counts as wanted until the cluster is read. A second worker in a slot is ended.
         """
         if self.slots.setdefault(live.port, SupervisedSlot(live.port)).wanted is None:
             self._feed(live.port, model.Assigned(live.worker.work), now)
+        # Before the machine knows it, which may order its end at once.
         self._register(live)
         self._feed(live.port, model.Launched(live.worker, beating=True), now)
         self._watch.add(live.worker.id, live.process)
 
     def apply(self, desired: DesiredSlots, now: float) -> None:
-        """Apply the desired work to every slot."""
+        """Apply the desired work to every slot, except the contested ones."""
         for port, topologies in desired.contested.items():
             if self._contested.get(port) != topologies:
                 _log.error(
@@ -132,17 +142,19 @@ class SlotTable:
                 self._feed(port, model.Assigned(work, lazy=port in desired.lazy), now)
 
     def poll(self, now: float) -> None:
-        """Run one pass: events, heartbeats of the workers, time."""
+        """Run one pass: queued events, then heartbeats of the workers, then the time."""
         gap = now - self._polled_at if self._polled_at is not None else 0.0
         self._polled_at = now
         if gap > _MAX_PASS_GAP_SECS:
             _log.warning("no pass for %.1f s: the deadlines of the workers are extended", gap)
             self.slots = {port: extend_deadline(slot, gap) for port, slot in self.slots.items()}
+        # Events that are posted during the pass wait for the next one.
         for _ in range(self._events.qsize()):
             port, event = self._events.get_nowait()
             self._feed(port, event, now)
             if isinstance(event, model.Exited):
-                # The slot orders no cleaning of a second worker, which was found at start.
+                # The machine orders the cleaning of its own worker, which is forgotten by now, but
+                # not of a second one that was found at the start.
                 self._forget(event.worker_id, last=False)
         for live in self.workers():
             beat = HeartbeatFile.read(live.heartbeat_path)
@@ -161,6 +173,7 @@ class SlotTable:
                 # Its first heartbeat is found only by polling.
                 pause = min(pause, 0.05)
             elif slot.state in ("killing", "killing-to-relaunch"):
+                # The KILL that follows a TERM is due between two events.
                 pause = min(pause, 0.25)
             elif slot.wanted is not None and slot.not_before > now:
                 pause = min(pause, slot.not_before - now)
@@ -169,7 +182,8 @@ class SlotTable:
     def close(self, deadline_secs: float = 2.0) -> None:
         """Stop watching.
 
-        Processes that are being started are waited for, so that none is lost.
+        Each process that is being started is waited for, at most ``deadline_secs``, so that none is
+        lost.
         """
         for thread in list(self._starts):
             thread.join(timeout=deadline_secs)
@@ -178,6 +192,7 @@ class SlotTable:
     # -- feeding and executing ---------------------------------------------------------------------
 
     def _feed(self, port: int, event: model.Event, now: float) -> None:
+        """Step the slot's machine with an event, and execute its instructions."""
         before = self.slots.setdefault(port, SupervisedSlot(port))
         after, instructions = step(before, event, now, self.limits)
         self.slots[port] = after
@@ -188,11 +203,13 @@ class SlotTable:
         for instruction in instructions:
             self._execute(port, instruction)
             if isinstance(instruction, model.Report):
+                # The failure is that of the process, which the slot may have dropped in this step.
                 work = before.worker.work if before.worker is not None else before.wanted
                 if work is not None:
                     self.failed(port, work, instruction.text)
 
     def _execute(self, port: int, instruction: model.Instruction) -> None:
+        """Execute an instruction of the slot's machine; slow work is begun in a thread."""
         if isinstance(instruction, model.Fetch):
             self._fetch(port, instruction.code_dir)
         elif isinstance(instruction, model.Launch):
@@ -204,6 +221,7 @@ class SlotTable:
                 is_terminate = isinstance(instruction, model.Terminate)
                 live.process.signal(signal.SIGTERM if is_terminate else signal.SIGKILL)
         elif isinstance(instruction, model.Clean):
+            # A launch in progress writes the files of the slot at the same time.
             self._forget(instruction.worker_id, last=not self.slots[port].launching)
         else:
             assert isinstance(instruction, model.Report)
@@ -218,12 +236,14 @@ class SlotTable:
             self.report(topology_id, port, instruction.text)
 
     def _forget(self, worker_id: str, last: bool) -> None:
+        """Drop a dead worker and clean its files; no effect for a worker already forgotten."""
         with self._lock:
             live = self._workers.pop(worker_id, None)
         if live is not None:
             self.clean(live, last)
 
     def _fetch(self, port: int, code_dir: str) -> None:
+        """Post that the code is here, or fetch it in a thread for all slots that want it."""
         # Code that is being removed may still look complete: then fetch in the thread, which waits
         # for the removal.
         if not self.localizer.removing and self.localizer.local(code_dir) is not None:
@@ -233,17 +253,19 @@ class SlotTable:
             waiting = self._fetching.setdefault(code_dir, set())
             waiting.add(port)
             if len(waiting) > 1:
-                return
+                return  # The thread of another slot fetches it.
         threading.Thread(
             target=self._fetch_in_thread, args=(code_dir,), name=f"fetch-{code_dir}", daemon=True
         ).start()
 
     def _fetch_in_thread(self, code_dir: str) -> None:
+        """Fetch the code, and post the result to all slots that wait for it by then."""
         event: model.Event
         try:
             self.localizer.fetch(code_dir)
             event = model.CodeReady(code_dir)
         except Exception as error:
+            # Damaged blobs, an archive that breaks a rule, or an error of this disk.
             lasting = isinstance(error, InvalidTopology | Corrupt | OSError)
             event = model.CodeFailed(code_dir, _text(error), lasting)
         with self._lock:
@@ -259,6 +281,7 @@ class SlotTable:
         thread.start()
 
     def _start_in_thread(self, port: int, work: Work) -> None:
+        """Start a worker, and post the result. Damaged code is marked, to be fetched again."""
         try:
             code = self.localizer.local(work.code_dir)
             if code is None:

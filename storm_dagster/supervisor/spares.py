@@ -26,14 +26,17 @@ class Spares:
     spawn: Callable[[str], subprocess.Popen[bytes]]
     """Starts a process for that worker id, with a pipe as its standard input."""
     _waiting: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """Worker id -> process that waits for the spec of that worker."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _taken_at: float = float("-inf")
+    """Boot clock at the last :meth:`take`."""
     _closed: bool = False
 
     def take(self, fits: bool) -> tuple[str, subprocess.Popen[bytes] | None]:
         """Take a worker id, and its waiting process if there is one.
 
-        Without ``fits``, no spare may run the work: the id is new, and has no process.
+        Without ``fits``, no spare may run the work: the id is new, and has no process. The caller
+        owns the process, and starts or ends it.
         """
         with self._lock:
             self._taken_at = boot_clock()
@@ -47,7 +50,7 @@ class Spares:
     def refill(self) -> None:
         """Start the missing spares, unless a worker was started a moment ago.
 
-        Raises the errors of ``spawn``.
+        No effect once closed. Raises the errors of ``spawn``.
         """
         with self._lock:
             self._waiting = {

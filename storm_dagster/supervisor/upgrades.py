@@ -23,6 +23,7 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 _MAX_FAILURES = 100
+"""Failures that wait for :meth:`Upgrades.advance`; the oldest ones are dropped."""
 
 
 @dataclass(eq=False)
@@ -34,11 +35,14 @@ class Upgrades:
     runs: Callable[[], Iterable[SlotRun]]
     """Current processes of this supervisor, from any thread."""
     boot_now: Callable[[], float]
+    """The boot clock."""
     launch_secs: float
+    """``nimbus.task.launch.secs``."""
 
     def __post_init__(self) -> None:
         self._boot_id = boot_id()
         self._failures: deque[tuple[int, Work, str]] = deque(maxlen=_MAX_FAILURES)
+        """(port, work, text) of each crash or failed start that is not written yet."""
         self.states: dict[str, UpgradeState] = {}
         """Topology id -> its upgrade in progress."""
 
@@ -71,9 +75,11 @@ class Upgrades:
     def advance(
         self, cluster: StormClusterState, assignments: Mapping[str, Assignment]
     ) -> set[str]:
-        """Write the due moves of the workers here.
+        """Write the due moves of the workers here, and pick the next batches.
 
-        Returns the ids of the topologies whose upgrade has changed and must be reread.
+        Failures are first: a process that failed must not count as upgraded. Returns the ids of the
+        topologies whose upgrade has changed and must be reread. Without an upgrade, the recorded
+        failures are dropped.
         """
         if not self.states:
             self._failures.clear()
@@ -84,6 +90,7 @@ class Upgrades:
         while self._failures:
             port, work, text = self._failures[0]
             topology_id = work.topology_id
+            # A failure outside an upgrade is only dropped.
             if (topology_id, port) in workers:
                 state = self.states[topology_id]
                 move = early_failure(
@@ -180,6 +187,7 @@ class Upgrades:
     def _write(
         self, cluster: StormClusterState, topology_id: str, state: UpgradeState, move: Move
     ) -> bool:
+        """Write a move and return true; false if the upgrade changed in the meantime."""
         try:
             write_move(cluster.state, topology_id, state, move)
         except Conflict as error:

@@ -93,6 +93,7 @@ class WorkerRoutes:
         """Send SIGTERM to the worker of a port; its row before it ends."""
         if not port.isascii() or not port.isdecimal() or len(port) > 5:
             raise InvalidRequest(f"a port is a number, got {port!r:.40}")
+        # A port has two workers only while the second one, found at the start, is being ended.
         live = self._workers_at(int(port))[-1]
         row = _row(live)
         _log.info("worker %s in slot %d is restarted by request", live.worker.id, live.port)
@@ -104,6 +105,7 @@ class WorkerRoutes:
         return "\n".join(self._stacks_of(live) for live in self._workers_at(port))
 
     def _workers_at(self, port: int) -> list[LiveWorker]:
+        """Live workers of a port, at least one; :class:`KeyNotFound` without any."""
         workers = [live for live in self._workers() if live.port == port]
         if not workers:
             raise KeyNotFound(
@@ -112,6 +114,7 @@ class WorkerRoutes:
         return workers
 
     def _stacks_of(self, live: LiveWorker) -> str:
+        """Stacks of a worker as text, or the reason why it sent none."""
         # Imported here, because it loads zmq.
         from storm_dagster.operations.live.worker_requests import ask_worker
 

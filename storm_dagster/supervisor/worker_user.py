@@ -20,7 +20,9 @@ from typing import Any
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
 OWN = "own"
+"""Folder of the worker's user in the folder of a worker."""
 USERS = "users"
+"""Folder of HOME with the folders of the users."""
 _MIN_SUBMITTER_UID = 1000
 """A submitter must not be a system user, since a conf chooses the name."""
 
@@ -97,6 +99,7 @@ def open_home(home: Path) -> None:
     for path in home.iterdir():
         if path.name not in ("workers", USERS) and not path.is_symlink():
             path.chmod(path.stat().st_mode & ~0o077)
+    # HOME is opened last, when everything else in it is closed.
     for folder in (home / "workers", home / USERS, home):
         folder.chmod(0o711)
 
@@ -133,6 +136,7 @@ def worker_user(conf: Mapping[str, Any], topology_conf: Mapping[str, Any]) -> Wo
 
 
 def _user_by_name(name: str) -> WorkerUser | None:
+    """The user of that name; ``None`` if this host has none."""
     # Not at the top: the command line says on every system that a supervisor needs Linux.
     import pwd
 

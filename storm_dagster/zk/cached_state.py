@@ -42,8 +42,11 @@ _RARELY_CHANGING = re.compile(
 _RARELY_CHANGING_LISTS = re.compile(
     r"/(workers|blobstore|gray_upgrade)/[^/]+|/(supervisors|topology|blobstore|gray_upgrade)"
 )
+"""Nodes whose list of children is cached."""
 _MAX_BYTES = 32 << 20
+"""Bytes of the values in memory; lists do not count."""
 _MAX_CHANGES = 100_000
+"""Nodes whose events are counted; with more, the memory level is emptied."""
 _BARRIER_SECS = 10.0
 """Much longer than a starved process takes: dropping the cache would make it even slower."""
 
@@ -75,13 +78,18 @@ class CachedReads(ZooKeeperClusterState):
         self, state: ZooKeeperClusterState, disk: DiskCache | None, max_bytes: int = _MAX_BYTES
     ) -> None:
         super().__init__(state.session)
+        # The absence of a node is proved by the list of its folder.
         self.awaits_all = False
         self._disk = disk
         self._max_bytes = max_bytes
         self._guard = threading.Lock()
+        """Guards the fields that follow, up to the metrics; not held during a request."""
         self._memory: OrderedDict[str, _Value] = OrderedDict()
+        """Node -> value, the least recently used first."""
         self._bytes = 0
+        """Bytes of the values in memory."""
         self._lists: dict[str, list[str] | None] = {}
+        """Folder -> names of its children; ``None`` for a missing folder."""
         self._absent: dict[str, set[str]] = {}
         """Folder -> nodes whose absence its list proves."""
         self._deleted: set[str] = set()
@@ -91,6 +99,7 @@ class CachedReads(ZooKeeperClusterState):
         self._changes: dict[str, int] = {}
         """Node -> number of its events. A value that was requested before an event may be old."""
         self._interruptions = 0
+        """Number of interruptions: a value that was requested before one may be old."""
         self.metrics: CacheMetrics = CacheMetrics()
         self._decoded: dict[str, tuple[bytes, Any]] = {}
         """Node -> bytes and record of the newest view."""
@@ -121,6 +130,7 @@ class CachedReads(ZooKeeperClusterState):
     # -- invalidation ------------------------------------------------------------------------------
 
     def _on_change(self, kind: str, path: str) -> None:
+        """Drop the value and the list that an event makes invalid."""
         with self._guard:
             self._changes[path] = self._changes.get(path, 0) + 1
             if kind != CHILDREN_CHANGED:
@@ -133,8 +143,13 @@ class CachedReads(ZooKeeperClusterState):
         if crowded:
             self._on_interruption("CROWDED")
 
-    def _on_interruption(self, connection: str) -> None:
-        if connection == "CONNECTED":
+    def _on_interruption(self, event: str) -> None:
+        """Empty the memory level, because watches may be lost; a value on disk stays.
+
+        ``event`` is the new state of the connection (``CONNECTED`` has no effect), or another
+        reason.
+        """
+        if event == "CONNECTED":
             return
         with self._guard:
             self._interruptions += 1
@@ -147,11 +162,13 @@ class CachedReads(ZooKeeperClusterState):
             self._changes.clear()
 
     def _drop_value(self, path: str) -> None:
+        """Drop a value whose watch has fired: its value on disk is not valid by it, either."""
         if self._watched.pop(path, None) is not None:
             self.metrics.invalidated += 1
         self._forget(path)
 
     def _drop_list(self, path: str) -> None:
+        """Drop a list, and the absence of nodes that it proves."""
         if path in self._lists:
             self.metrics.invalidated += 1
             del self._lists[path]
@@ -160,18 +177,21 @@ class CachedReads(ZooKeeperClusterState):
             self._drop_list(absent)
 
     def _forget(self, path: str) -> None:
+        """Remove a value from memory; its watch stays armed."""
         value = self._memory.pop(path, None)
         if value is not None:
-            self._bytes -= len(value[0])
+            data, _ = value
+            self._bytes -= len(data)
 
     def _drain_events(self) -> None:
-        """Wait until the events that have arrived are processed."""
+        """Wait until the events that have arrived are processed; if it takes long, drop all."""
         drained = threading.Event()
         self.session.dispatch(drained.set)
         if not drained.wait(_BARRIER_SECS):
             self._on_interruption("BUSY")
 
     def _stamp(self, path: str) -> _Stamp:
+        """Mark of this moment: a response to an older request is valid only with the same one."""
         return self._interruptions, self._changes.get(path, 0)
 
     # -- reading -----------------------------------------------------------------------------------
@@ -190,6 +210,7 @@ class CachedReads(ZooKeeperClusterState):
         return [values[path] for path in many]
 
     def _get_cached(self, cacheable: Iterable[str]) -> dict[str, _Value]:
+        """Values from memory, and the missing ones by :meth:`_fetch`, which are then kept."""
         self._drain_events()
         values: dict[str, _Value] = {}
         missing: list[str] = []
@@ -210,9 +231,9 @@ class CachedReads(ZooKeeperClusterState):
         return values
 
     def _fetch(self, missing: list[str], watched: dict[str, int]) -> dict[str, _Value]:
-        """Valid values from the disk, other ones from ZooKeeper.
+        """Valid values from the disk, other ones from ZooKeeper, which are watched.
 
-        The latter are watched.
+        ``watched`` is the modification id of each value that an armed watch guards.
         """
         on_disk = self._load_from_disk(missing)
         valid = self._valid_values(on_disk, watched)
@@ -255,6 +276,7 @@ class CachedReads(ZooKeeperClusterState):
         return {path: stat for path, stat in pairs if stat is not None}
 
     def _store(self, values: dict[str, _Value], stamps: dict[str, _Stamp]) -> None:
+        """Keep the values in memory that no event has concerned since the ``stamps``."""
         with self._guard:
             for path, value in values.items():
                 if self._stamp(path) != stamps[path]:
@@ -263,10 +285,15 @@ class CachedReads(ZooKeeperClusterState):
                     continue
                 self._forget(path)
                 self._memory[path] = value
-                self._bytes += 0 if value is None else len(value[0])
-                self._watched[path] = -1 if value is None else value[1].mzxid
+                if value is None:
+                    # No node has -1: an absent one is never taken from the disk.
+                    self._watched[path] = -1
+                else:
+                    data, at = value
+                    self._bytes += len(data)
+                    self._watched[path] = at.mzxid
             while self._bytes > self._max_bytes and self._memory:
-                # The watch of the oldest one stays armed, so that its value on disk stays valid.
+                # The watch of the oldest one stays armed: it proves the value on disk.
                 oldest = next(iter(self._memory))
                 self._forget(oldest)
 
@@ -294,7 +321,10 @@ class CachedReads(ZooKeeperClusterState):
     def _find_lists(
         self, folders: Iterable[str]
     ) -> tuple[dict[str, list[str] | None], dict[str, list[str] | None]]:
-        """The lists in memory, and the other ones, which are read."""
+        """The lists in memory, and the other ones, which are read with a watch.
+
+        Those that no event has concerned since are kept in memory.
+        """
         with self._guard:
             in_memory = {path: self._lists[path] for path in folders if path in self._lists}
             stamps = {path: self._stamp(path) for path in folders if path not in in_memory}
@@ -332,6 +362,7 @@ class CachedReads(ZooKeeperClusterState):
         return True
 
     def _load_from_disk(self, many: list[str]) -> dict[str, tuple[bytes, Versioned]]:
+        """Values that the disk has; none if it cannot be read."""
         if self._disk is None:
             return {}
         try:
@@ -347,6 +378,7 @@ class CachedReads(ZooKeeperClusterState):
         return values
 
     def _save_to_disk(self, values: dict[str, _Value]) -> None:
+        """Write the existing nodes, and remove the absent ones and the deleted ones so far."""
         if self._disk is None or not values:
             return
         existing = {path: value for path, value in values.items() if value is not None}

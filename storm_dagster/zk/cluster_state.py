@@ -33,6 +33,7 @@ _EVENTS = {
     "CHANGED": DATA_CHANGED,
     "CHILD": CHILDREN_CHANGED,
 }
+"""kazoo's type of an event -> ours; other types concern the connection."""
 _ATTEMPTS = 10
 """Attempts at a read and the action on it; the last race that is lost is a ``Conflict``."""
 _CLOSED_NODE = (b"", ZnodeStat(*[-1] * len(ZnodeStat._fields)))
@@ -46,6 +47,7 @@ def parent_of(path: str) -> str:
 
 
 def _check_size(path: str, data: bytes) -> None:
+    """Raise ``InvalidRequest`` for data that no node can hold."""
     if len(data) > MAX_NODE_BYTES:
         raise InvalidRequest(
             f"{path} would take {len(data)} bytes, a ZooKeeper node may hold {MAX_NODE_BYTES}: "
@@ -59,11 +61,15 @@ class ZooKeeperClusterState(ClusterState):
     def __init__(self, session: ZkSession) -> None:
         self.session = session
         self._active = True
+        """False once closed: events are ignored."""
         self._lock = threading.Lock()
+        """Guards :attr:`_callbacks`."""
         self._callbacks: dict[str, Callable[[str, str], None]] = {}
+        """uuid of a registration -> its callback."""
         # One bound method for all watches: kazoo keeps watchers in a set, so each event comes once.
         self._watcher = self._on_event
         self._newest_event: WatchedEvent | None = None
+        """Last event that was issued, to recognize its second delivery."""
 
     @property
     def connected(self) -> bool:
@@ -82,6 +88,7 @@ class ZooKeeperClusterState(ClusterState):
             self._callbacks.pop(registration, None)
 
     def _on_event(self, event: WatchedEvent) -> None:
+        """Call every registered callback with an event of a node, once; kazoo's watcher."""
         # A lost connection drops all watches and sends an event of no type; code that relies on
         # watches is notified through add_listener.
         kind = _EVENTS.get(event.type)
@@ -116,6 +123,7 @@ class ZooKeeperClusterState(ClusterState):
     # -- reading -----------------------------------------------------------------------------------
 
     def _stat(self, path: str, watch: bool = False) -> ZnodeStat | None:
+        """Stat of the node; ``None`` without the node, whose creation the watch then notices."""
         full = self.session.full(path)
         watcher = self._watcher if watch else None
         return self.session.call(
@@ -154,10 +162,10 @@ class ZooKeeperClusterState(ClusterState):
     def _read_at_once(
         self, many: Sequence[str], watch: bool, method: str, closed: Any
     ) -> list[Any]:
-        """Read many nodes, without ``watch`` in one request.
+        """Read many nodes by kazoo's ``method``, without ``watch`` in one request.
 
         A node that a worker has closed fails the whole request. Then, and with ``watch``, see
-        :meth:`_read_many`.
+        :meth:`_read_many`, also for ``closed``.
         """
         if len(many) > 1 and not watch:
             with contextlib.suppress(InvalidRequest):
@@ -227,6 +235,7 @@ class ZooKeeperClusterState(ClusterState):
     def _stats(
         self, fulls: Sequence[str], action: str, watch: bool = True
     ) -> list[ZnodeStat | None]:
+        """Stat of each node on the server, ``None`` without the node; raises the first error."""
         watcher = self._watcher if watch else None
         begins = [
             lambda client, full=full: client.exists_async(full, watch=watcher) for full in fulls
@@ -274,6 +283,7 @@ class ZooKeeperClusterState(ClusterState):
     def _create(
         self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False
     ) -> str:
+        """Create a node below an existing parent, and return its path; kazoo's errors pass."""
         full = self.session.full(path)
         acl = self.session.acl(path)
         created = self.session.call(
@@ -287,6 +297,7 @@ class ZooKeeperClusterState(ClusterState):
     def _create_with_parents(
         self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False
     ) -> str:
+        """As :meth:`_create`, with the missing parents; ``Unavailable`` without the root."""
         for _ in range(_ATTEMPTS):
             try:
                 return self._create(path, data, ephemeral=ephemeral, sequence=sequence)
@@ -324,6 +335,7 @@ class ZooKeeperClusterState(ClusterState):
             try:
                 return self._set(path, data, -1).version
             except Conflict as error:
+                # One that names the path: the node does not exist.
                 if error.path != path:
                     raise
             with contextlib.suppress(NodeExistsError):
@@ -332,6 +344,10 @@ class ZooKeeperClusterState(ClusterState):
         raise conflict(f"{path} appears and vanishes all the time: retry", path)
 
     def _set(self, path: str, data: bytes, version: int) -> ZnodeStat:
+        """Replace the data, and return the new stat.
+
+        ``version`` -1 means any. ``Conflict`` for another version and without the node.
+        """
         full = self.session.full(path)
         try:
             return self.session.call(
@@ -356,6 +372,7 @@ class ZooKeeperClusterState(ClusterState):
         for _ in range(_ATTEMPTS):
             own_id = self.session.session_id
             stat = self._stat(path)
+            # Both errors are lost races: the next attempt reads the node once more.
             with contextlib.suppress(NodeExistsError, Conflict):
                 if stat is None:
                     self._create_with_parents(path, data, ephemeral=True)

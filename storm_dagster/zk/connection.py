@@ -33,6 +33,7 @@ CONNECT_SECONDS = 1.0
 """Longest wait for the TCP connection to one server before the next one is tried."""
 
 _HANDSHAKE_SECONDS = 5.0
+"""Longest TLS handshake."""
 _SESSION_GONE = {-112, -118}
 """Codes of SessionExpired and SessionMoved: responses that prove no lease."""
 
@@ -89,7 +90,9 @@ class LeaseConnection(ConnectionHandler):
         super().__init__(*args, **kwargs)
         self.lease = SessionLease()
         self._sent_boot: dict[int, float] = {}
+        """Id of a pending request -> boot clock before it was sent."""
         self._ping_sent_boot = 0.0
+        """Boot clock before the newest ping was sent; all pings have the same id."""
         self.tls_errors: deque[ssl.SSLError] = deque(maxlen=100)
         """Newest failures of TLS since the last session began; a client retries without end."""
 
@@ -107,15 +110,17 @@ class LeaseConnection(ConnectionHandler):
         self.lease = SessionLease()
 
     def _on_response(self, sent_boot: float) -> None:
+        """Extend the lease by the response to a request that was sent at ``sent_boot``."""
         lease = self.lease
         if lease.session_id and sent_boot > lease.answered_boot:
             self.lease = replace(lease, answered_boot=sent_boot)
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        """As kazoo's, which sends the connect here: its response begins a lease."""
         sent_boot = boot_clock()
         result: Any = super()._invoke(timeout, request, xid)
         if isinstance(request, Connect):
-            response = result[0]
+            response, _ = result
             self._sent_boot.clear()
             self._ping_sent_boot = 0.0
             if response.time_out > 0:
@@ -129,6 +134,7 @@ class LeaseConnection(ConnectionHandler):
         return result
 
     def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
+        """As kazoo's, which sends requests and pings here."""
         # Taken before the bytes leave: a lease may end too early, never too late.
         if xid == PING_XID:
             self._ping_sent_boot = boot_clock()
@@ -137,6 +143,7 @@ class LeaseConnection(ConnectionHandler):
         super()._submit(request, timeout, xid)
 
     def _read_header(self, timeout: float) -> Any:
+        """As kazoo's, which reads the header of a response here: the response extends the lease."""
         header, buffer, offset = super()._read_header(timeout)
         if header.xid == PING_XID:
             self._on_response(self._ping_sent_boot)
@@ -166,6 +173,7 @@ def make_client(
         randomize_hosts=True,
         auth_data=credentials,
     )
+    # As kazoo makes the connection that this one replaces.
     retry = retry.copy()
     retry.interrupt = client._stopped.is_set
     connection = LeaseConnection(client, retry, logger=client.logger)
@@ -183,6 +191,7 @@ class MultiRead(NamedTuple):
     children: bool = False
     """Lists of children instead of data."""
     type: int = 22
+    """Code of ``multiRead`` in ZooKeeper's protocol."""
 
     def serialize(self) -> bytearray:
         """Bytes of the request."""

@@ -11,6 +11,9 @@ from typing import Protocol
 
 from storm_dagster.host.resolve import load_plugin
 
+_KEYS_PER_QUERY = 500
+"""Well below 999, the limit of older releases of SQLite for the variables of a statement."""
+
 
 class DiskCache(Protocol):
     """A store of bytes by text keys that survives the process.
@@ -52,6 +55,7 @@ class SqliteCache:
             self._db = self._open()
 
     def _open(self) -> sqlite3.Connection:
+        """Open the file, or create it; ``sqlite3.DatabaseError`` if it is damaged."""
         db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
         db.execute("PRAGMA journal_mode=WAL")
         # Lost writes only cost a read.
@@ -59,6 +63,7 @@ class SqliteCache:
         db.execute(
             "CREATE TABLE IF NOT EXISTS reads (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID"
         )
+        # Visits every row, so that most damage shows now.
         db.execute("SELECT count(*) FROM reads").fetchone()
         return db
 
@@ -66,8 +71,8 @@ class SqliteCache:
         key_list = list(keys)
         values: dict[str, bytes] = {}
         with self._lock:
-            for start in range(0, len(key_list), 500):
-                part = key_list[start : start + 500]
+            for start in range(0, len(key_list), _KEYS_PER_QUERY):
+                part = key_list[start : start + _KEYS_PER_QUERY]
                 # The statement contains only question marks, never a key.
                 marks = ",".join("?" * len(part))
                 query = f"SELECT key, value FROM reads WHERE key IN ({marks})"

@@ -23,6 +23,7 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.tables import load_table
 
 _TABLE = load_table(__name__, "embedded")
+"""Names of the jars, and settings of servers and members (``embedded.yaml``)."""
 
 
 def zookeeper_jars() -> list[Path]:
@@ -196,6 +197,7 @@ def server_status(
         if tls is not None:
             link = opened.enter_context(tls.wrap_socket(link, server_hostname=host.strip("[]")))
         link.sendall(b"srvr")
+        # The server closes the connection after its response.
         return b"".join(iter(lambda: link.recv(4096), b""))
     return b""
 

@@ -16,11 +16,16 @@ from storm_dagster.zk.state_protocol import ClusterState, read_children
 from storm_dagster.zk.transaction import Transaction, conflict
 
 UPGRADING = "upgrading_workers"
+"""List of the workers that have to run the new code, and do not count as upgraded yet."""
 UPGRADED = "upgraded_workers"
+"""List of the workers that run the new code."""
 
 
 def read_upgrade(state: ClusterState, topology_id: str, watch: bool = False) -> UpgradeState:
-    """Current state of an upgrade; ``watch`` the next change of the record."""
+    """Current state of an upgrade, empty without one; ``watch`` the next change of the record.
+
+    Not at one moment: a write that follows checks :attr:`UpgradeState.at`, which is read first.
+    """
     lock = state.get_data_with_version(paths.gray_upgrade(topology_id), watch)
     if lock is None:
         return UpgradeState()
@@ -50,6 +55,7 @@ def upgrades_under_way(state: ClusterState) -> list[str]:
 
 
 def _workers(state: ClusterState, topology_id: str, part: str) -> dict[str, GrayWorker]:
+    """Worker (``host:port``) -> its record in one of the two lists."""
     parent = paths.gray_upgrade(topology_id, part)
     workers: dict[str, GrayWorker] = {}
     for name, (raw, _) in read_children(state, parent).items():
@@ -82,9 +88,9 @@ def create_lists_ops(transaction: Transaction, state: ClusterState, topology_id:
 def put_record_ops(
     transaction: Transaction, topology_id: str, state: UpgradeState, record: GrayUpgrade | None
 ) -> Transaction:
-    """Append operations that replace the record in ``state``.
+    """Append operations that replace the record of the upgrade that was read as ``state``.
 
-    ``None`` removes it.
+    ``None`` removes it. They raise the optimistic lock, and conflict if it is not ``state.at``.
     """
     path = paths.gray_upgrade(topology_id, "conf")
     transaction.set(paths.gray_upgrade(topology_id), b"", state.at)
@@ -98,7 +104,7 @@ def put_record_ops(
 def write_pick(
     state: ClusterState,
     topology_id: str,
-    read: UpgradeState,
+    upgrade: UpgradeState,
     batch: Pick,
     *,
     epoch: int,
@@ -106,30 +112,31 @@ def write_pick(
 ) -> None:
     """Write the next batch and the record that follows from it.
 
-    ``Fenced`` if the epoch is over, ``Conflict`` if the assignment or the upgrade has changed.
+    ``upgrade`` is the state from which the batch was picked. ``Fenced`` if the epoch is over,
+    ``Conflict`` if the assignment or the upgrade has changed.
     """
     transaction = state.transaction().check(paths.EPOCH, epoch)
     transaction.check(paths.assignment(topology_id), assignment_version)
-    put_record_ops(transaction, topology_id, read, batch.record)
+    put_record_ops(transaction, topology_id, upgrade, batch.record)
     parent = paths.gray_upgrade(topology_id, UPGRADING)
     for worker in batch.workers:
         transaction.create(f"{parent}/{worker}", encode_record(GrayWorker()))
     transaction.commit()
 
 
-def write_move(state: ClusterState, topology_id: str, read: UpgradeState, move: Move) -> None:
+def write_move(state: ClusterState, topology_id: str, upgrade: UpgradeState, move: Move) -> None:
     """Write a supervisor's move of one of its workers.
 
-    ``Conflict`` if the upgrade has changed.
+    ``upgrade`` is the state from which the move was decided. ``Conflict`` if it has changed.
     """
     head = paths.gray_upgrade(topology_id)
-    if move.worker not in {**read.upgrading, **read.upgraded}:
+    if move.worker not in {**upgrade.upgrading, **upgrade.upgraded}:
         raise conflict(
             f"{move.worker} is in no list of the upgrade of {topology_id}: read again", head
         )
-    part = UPGRADING if move.worker in read.upgrading else UPGRADED
+    part = UPGRADING if move.worker in upgrade.upgrading else UPGRADED
     path = f"{paths.gray_upgrade(topology_id, part)}/{move.worker}"
-    transaction = state.transaction().check(head, read.at)
+    transaction = state.transaction().check(head, upgrade.at)
     if move.kind == "failed":
         transaction.set(path, encode_record(move.record), -1)
     else:

@@ -21,6 +21,7 @@ from storm_dagster.zk.watches import Wake
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 5
+"""Attempts to take a leadership that is free; the next call of ``try_lead`` tries again."""
 
 
 class LeadershipSession:
@@ -42,6 +43,7 @@ class LeadershipSession:
         self._state.add_listener(self._on_connection)
 
     def _on_connection(self, connection: str) -> None:
+        """Drop the confirmed leadership at each interruption."""
         # Without the lock, so that no request delays it.
         if connection != "CONNECTED":
             self._interruptions += 1
@@ -115,6 +117,10 @@ class LeadershipSession:
         return epoch
 
     def _take(self, leader: str, http: str) -> int | None:
+        """Take the free leadership, and return its epoch.
+
+        ``None`` if another nimbus was faster, or if ``/epoch`` had to be created first.
+        """
         version = self._state.get_version(paths.EPOCH)
         if version is None:
             self._cluster.check_cluster_id()

@@ -22,6 +22,7 @@ from storm_dagster.zk.connection import make_client
 from storm_dagster.zk.session import ZkSession
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+"""Grammar of a cluster id."""
 _READ_PERMISSION: int = Permissions.READ
 """The only permission that changes no node."""
 
@@ -60,6 +61,7 @@ def refuse_open_root(session: ZkSession) -> None:
         [lambda client, node=node: client.get_acls_async(node) for node in nodes], "a read of ACLs"
     )
     for node, result in zip(nodes, results, strict=True):
+        # The server creates the top node, which is open to all; a root there shares it.
         if isinstance(result, NoNodeError) or (node == "/" and not session.root):
             continue
         if isinstance(result, Exception):
@@ -87,7 +89,10 @@ def _workers_may_read(users: ZooKeeperUsers, acl: Iterable[ACL]) -> bool:
 
 
 def is_open_to_all(hosts: str, root: str, tls: ssl.SSLContext | None) -> bool:
-    """True if a client without credentials may change the root node."""
+    """True if a client without credentials may change the root node.
+
+    False without the node. Raises ``Unavailable`` if no server responds within 5 s.
+    """
     client, _ = make_client(hosts, 5000, tls=tls)
     try:
         client.start(5)
@@ -116,6 +121,7 @@ def secure_root(session: ZkSession, progress: Callable[[int], None] = lambda vis
     visited = 0
 
     def visit(node: str) -> None:
+        """Close the children of a node on the server, and then the node."""
         nonlocal changed, visited
         try:
             children = session.call(
@@ -169,6 +175,7 @@ def close_top(session: ZkSession) -> None:
 
 
 def _location(state: ClusterState) -> str:
+    """Root and servers of a state, for errors."""
     session = getattr(state, "session", None)
     if isinstance(session, ZkSession):
         return f"{session.root or '/'} in ZooKeeper at {session.hosts}"

@@ -23,7 +23,9 @@ M = TypeVar("M")
 
 _log = logging.getLogger(__name__)
 _KEPT_RECORDS = 8
+"""Records of a sensor that are kept, for ticks that Dagster repeats from an older cursor."""
 _NAME = re.compile(r"[0-9]{1,10}-[0-9a-f]{16}")
+"""Name of a record: number of the write, and :func:`_digest` of the content."""
 
 
 def _digest(raw: bytes) -> str:

@@ -45,6 +45,7 @@ _LOST = (
     exceptions.SessionExpiredError,
     exceptions.SessionMovedError,
 )
+"""Errors after which the outcome of a request is unknown; a read is retried."""
 _EXPECTED_ERRORS = (
     exceptions.NoNodeError,
     exceptions.NodeExistsError,
@@ -122,31 +123,40 @@ class ZkSession:
         self._session_timeout_ms = session_timeout_ms
         self._retries = max(0, retry_times)
         self._interval = max(1, retry_interval_ms) / 1000.0
+        """Seconds between two attempts at a read."""
         self._pid = os.getpid()
+        """Process that may use the session."""
         self._up = threading.Event()
+        """Set while the connection is up."""
         self.closed: bool = False
         """True after a call of :meth:`close`."""
         self._closing = threading.Lock()
+        """Lets one call of :meth:`close` begin the end."""
         self._listeners: list[Callable[[str], None]] = []
         client.add_listener(self._on_state)
         client.start_async()
-        deadline = time.monotonic() + connection_timeout_ms / 1000.0
+        self._await_server(connection_timeout_ms, over_tls=tls is not None)
+
+    def _await_server(self, timeout_ms: int, *, over_tls: bool) -> None:
+        """Wait for the first connection; without one, close the session and raise an error."""
+        deadline = time.monotonic() + timeout_ms / 1000.0
         while not self._up.wait(min(0.1, max(0.0, deadline - time.monotonic()))):
-            failures = list(connection.tls_errors)
+            failures = list(self._connection.tls_errors)
             untrusted = [
                 error for error in failures if isinstance(error, ssl.SSLCertVerificationError)
             ]
             # With as many failures as servers, a trusted server would have been tried.
-            if len(failures) > hosts.count(",") and len(untrusted) == len(failures):
+            server_count = self.hosts.count(",") + 1
+            if len(failures) >= server_count and len(untrusted) == len(failures):
                 self.close()
                 raise Misconfigured(
-                    f"ZooKeeper at {hosts} is not trusted ({untrusted[-1].verify_message}): name "
-                    "its authority in storm.zookeeper.ssl.truststore.path, and in "
+                    f"ZooKeeper at {self.hosts} is not trusted ({untrusted[-1].verify_message}): "
+                    "name its authority in storm.zookeeper.ssl.truststore.path, and in "
                     "storm.zookeeper.servers the hosts that its certificates name"
                 )
             if time.monotonic() >= deadline:
                 self.close()
-                raise _no_server(hosts, connection_timeout_ms, tls is not None, failures)
+                raise _no_server(self.hosts, timeout_ms, over_tls, failures)
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -248,6 +258,7 @@ class ZkSession:
         ]
 
     def _guard(self) -> None:
+        """Refuse a use in a forked child, and after :meth:`close`."""
         if os.getpid() != self._pid:
             raise InvalidRequest(
                 f"a ZooKeeper session of process {self._pid} was used in process {os.getpid()}, "
@@ -257,6 +268,7 @@ class ZkSession:
             raise Unavailable("the ZooKeeper session is closed: open a new one")
 
     def _translate(self, error: BaseException, action: str) -> StormDagsterError | None:
+        """Typed error for an error of kazoo; ``None`` for one that passes through to the caller."""
         if isinstance(error, _LOST):
             return Unavailable(
                 f"the connection to ZooKeeper at {self.hosts} was lost during {action}, whose "
@@ -297,6 +309,11 @@ class ZkSession:
         )
 
     def _attempt(self, request: Callable[[], T], action: str, *, read: bool) -> T:
+        """Call ``request`` once the connection is up, and return its result.
+
+        A ``read`` is retried after a lost connection. Errors are raised as typed ones, except those
+        that :meth:`_translate` lets through.
+        """
         max_retries = self._retries if read else 0
         for retries_left in range(max_retries, -1, -1):
             self._guard()
@@ -333,6 +350,7 @@ class ZkSession:
         return results
 
     def _results(self, begins: Sequence[Callable[[KazooClient], Any]], action: str) -> list[Any]:
+        """Result or error of each request; all are sent before the first response is awaited."""
         results: list[Any] = []
         for pending in [begin(self._client) for begin in begins]:
             try:
@@ -340,14 +358,14 @@ class ZkSession:
             except Exception as error:
                 translated = self._translate(error, action)
                 if isinstance(translated, Unavailable):
-                    raise
+                    raise  # The original error, by which _attempt decides on a retry.
                 results.append(translated or error)
         return results
 
     def read_nodes(self, fulls: Sequence[str], action: str, children: bool = False) -> list[Any]:
         """(data, stat) or children of each node in order, in few requests.
 
-        ``None`` for a missing node.
+        ``None`` for a missing node. Any other error of one node is raised.
         """
         results: list[Any] = []
         for start in range(0, len(fulls), _NODES_PER_READ):
@@ -364,8 +382,9 @@ class ZkSession:
     def close(self, deadline: float = 5.0) -> bool:
         """End the session, so that its ephemeral nodes vanish at once.
 
-        A second call has no effect. Returns within about ``deadline`` seconds in any case:
-        ``False`` if the server was not reached, so that the session ends there by its timeout.
+        A second call has no effect, nor one in a forked child. Returns within about ``deadline``
+        seconds in any case: ``False`` if the server was not reached, so that the session ends there
+        by its timeout.
         """
         with self._closing:
             if self.closed:

@@ -18,11 +18,14 @@ from storm_dagster.zk.transaction import Transaction, conflict
 INLINE_BYTES = 256 * 1024
 """Largest record in its own node: one transaction carries two of them and more."""
 SHARD_BYTES = 256 * 1024
+"""Bytes of a part; the last one may have fewer."""
 MAX_SHARDS = 64
 """A record has at most 16 MiB."""
 
 _HEAD_START = b'{"v":1,"generation":'
+"""Start of every encoded head, and of no other record."""
 _ATTEMPTS = 5
+"""Reads of a record that is replaced while it is read."""
 
 
 class ShardHead(Record):
@@ -56,10 +59,11 @@ def put_ops(
     is_large = len(raw) > INLINE_BYTES
     former_parts: list[str] | None = None
     if at is not None or is_large:
+        # Before the new parts are written, which must stay.
         former_parts = state.find_children(path)
-    base = at
+    replaced = at
     data = _write_parts(state, path, raw) if is_large else raw
-    if base is None:
+    if replaced is None:
         # An empty node is not a record. It is the parent of the parts written above, or was left
         # by an earlier attempt.
         node = state.get_data_with_version(path)
@@ -67,10 +71,10 @@ def put_ops(
         if is_large and not is_empty:
             raise conflict(f"{path} has changed: read again", path)
         if node is not None and is_empty:
-            base = node[1]
+            _, replaced = node
             if not is_large:
                 former_parts = state.find_children(path)
-    transaction.put(path, data, None if base is None else base.version)
+    transaction.put(path, data, None if replaced is None else replaced.version)
     for name in former_parts or ():
         transaction.delete(f"{path}/{name}")
 

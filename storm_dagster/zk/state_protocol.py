@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 from storm_dagster.model.view import Versioned
 from storm_dagster.zk.transaction import Transaction, conflict
 
+# Types of watch events.
 CREATED = "created"
 DELETED = "deleted"
 DATA_CHANGED = "data-changed"

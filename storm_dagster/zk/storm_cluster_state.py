@@ -44,6 +44,7 @@ def zookeeper_hosts(conf: Mapping[str, Any]) -> str:
 
 
 def _with_port(server: str, port: int) -> str:
+    """``host:port`` of a server; an IPv6 address gets brackets, and then the port."""
     is_ipv6 = server.count(":") > 1
     if is_ipv6 and not server.startswith("["):
         server = f"[{server}]"
@@ -129,7 +130,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         self.watches: WatchSlots = WatchSlots()
         self._cluster_id = cluster_id
         self._owns_state = owns_state
+        """True if :meth:`disconnect` closes the state."""
         self._interrupted = threading.Event()
+        """Set from an interruption of the connection until the reconnection."""
         self._registration = state.register(self._on_event)
         state.add_listener(self._on_connection)
 
@@ -160,6 +163,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
 
     @staticmethod
     def _identify(state: ClusterState, create_root: bool, expected: str | None) -> str:
+        """Checked cluster id of the root, which is created first if it is to be."""
         if create_root and root.find_cluster_id(state) is None:
             try:
                 root.create_cluster_root(state, expected or uuid.uuid4().hex)
@@ -222,13 +226,17 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
             self._interrupted.set()
         elif self._interrupted.is_set():
             self._interrupted.clear()
-            # Watches die with the connection: their events may have been lost.
+            # Watches die with the connection: their events may have been lost. After those that
+            # have arrived, in their thread.
             self.session.dispatch(self.watches.wake_all)
 
     # -- reading -----------------------------------------------------------------------------------
 
     def _callback(self, path: str, callback: Callable[..., object] | None) -> bool:
-        """Register before reading, so that no change falls between the two."""
+        """Register ``callback`` before reading, so that no change falls between the two.
+
+        Returns true if the read must arm a watch: if there is a callback.
+        """
         if callback is not None:
             self.watches.set_callback(path, callback)
         return callback is not None
@@ -236,6 +244,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     def _read_versioned(
         self, cls: type[RecordT], path: str, watch: bool = False
     ) -> tuple[RecordT, Versioned] | None:
+        """The record and its version; ``None`` for a missing or empty node."""
         node = self.state.get_data_with_version(path, watch)
         if node is None:
             return None
@@ -389,7 +398,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         """
         transaction = self._guard_assignment(topology_id, assignment_version)
         transaction.set(paths.taskbeats(topology_id), encode_record(beats), -1)
-        version = transaction.commit()[-1]
+        _, version = transaction.commit()
         assert isinstance(version, int)
         return version
 
@@ -428,6 +437,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
                 return after
 
     def _guard_assignment(self, topology_id: str, version: int) -> Transaction:
+        """Begin a transaction that lands only if the assignment has that version."""
         return self.state.transaction().check(paths.assignment(topology_id), version)
 
     def fenced(self, epoch: int) -> Transaction:

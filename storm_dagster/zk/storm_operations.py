@@ -19,12 +19,13 @@ Executor = tuple[int, int]
 T = TypeVar("T")
 
 _ATTEMPTS = 20
+"""Attempts at a read and the write that depends on it."""
 
 
 def _retry(path: str, attempt: Callable[[], T], message: str = "") -> T:
-    """Retry ``attempt`` after every lost race.
+    """Retry ``attempt`` after every lost race, and return its result.
 
-    At last, raises a ``Conflict`` about ``path``.
+    At last, raises a ``Conflict`` about ``path``, with the ``message`` if there is one.
     """
     for _ in range(_ATTEMPTS):
         try:
@@ -47,6 +48,7 @@ class StormOperations(StormClusterState):
     """
 
     def _begin(self, epoch: int | None) -> Transaction:
+        """Begin a transaction, fenced if an epoch is given."""
         return self.state.transaction() if epoch is None else self.fenced(epoch)
 
     # -- assignments -------------------------------------------------------------------------------
@@ -69,10 +71,17 @@ class StormOperations(StormClusterState):
         def attempt() -> int:
             transaction = self._raise_assignments_version(epoch)
             node = self.state.get_data_with_version(path)
-            at = node[1] if node is not None and node[0] else None
+            at = None
+            if node is not None:
+                former_raw, former_at = node
+                # An empty node is not a record.
+                if former_raw:
+                    at = former_at
+            # The first operation of put_ops writes the node; the others delete former parts.
             index = len(transaction)
             shards.put_ops(self.state, transaction, path, raw, at)
             version = transaction.commit()[index]
+            # The result of a creation is the path.
             return version if isinstance(version, int) else 0
 
         return _retry(
@@ -82,6 +91,7 @@ class StormOperations(StormClusterState):
         )
 
     def _raise_assignments_version(self, epoch: int | None) -> Transaction:
+        """Begin a transaction that raises the assignments version by compare and set."""
         version = self.state.get_version(paths.ASSIGNMENTS)
         return self._begin(epoch).set(paths.ASSIGNMENTS, b"", -1 if version is None else version)
 
@@ -115,10 +125,10 @@ class StormOperations(StormClusterState):
             try:
                 updated = records.StormBase.model_validate(fields)
             except ValidationError as error:
-                first = error.errors()[0]
-                field = ".".join(str(part) for part in first["loc"])
+                problem = error.errors()[0]
+                field = ".".join(str(part) for part in problem["loc"])
                 raise InvalidRequest(
-                    f"cannot update {topology_id}: {field}: {first['msg']}"
+                    f"cannot update {topology_id}: {field}: {problem['msg']}"
                 ) from None
             if updated != base:
                 transaction = self._begin(epoch)
@@ -180,10 +190,13 @@ class StormOperations(StormClusterState):
         self.remove_storm_base(topology_id, epoch=epoch)
 
     def _check_epoch(self, epoch: int | None) -> None:
+        """Raise ``Fenced`` if an epoch is given and over."""
         if epoch is not None:
             self._begin(epoch).commit()
 
     def _put(self, path: str, data: bytes, epoch: int | None) -> None:
+        """Create the node, or replace its data."""
+
         def attempt() -> None:
             self._begin(epoch).put(path, data, self.state.get_version(path)).commit()
 
@@ -232,6 +245,7 @@ class StormOperations(StormClusterState):
             self._put(path, records.encode_record(self._no_beats(topology_id)), None)
 
     def _no_beats(self, topology_id: str) -> records.TaskBeats:
+        """Heartbeat record without a worker; its topology master is 0 if it has no task."""
         table = self.read_tasks(topology_id)
         master = None if table is None else table.components.get(names.TOPOLOGY_MASTER)
         master_task = master.ids[0] if master is not None and master.ids else 0
@@ -262,23 +276,29 @@ class StormOperations(StormClusterState):
         self._change_beats(topology_id, Slot(node, port).key, None)
 
     def _change_beats(self, topology_id: str, slot: str, beat: records.WorkerBeat | None) -> None:
+        """Replace the entry of a slot (its key), or remove it without a ``beat``."""
         path = paths.taskbeats(topology_id)
 
         def attempt() -> None:
             versioned = self._read_versioned(records.TaskBeats, path)
             if versioned is None and beat is None:
                 return
-            former = versioned[0] if versioned is not None else self._no_beats(topology_id)
+            if versioned is None:
+                former = self._no_beats(topology_id)
+                version = None
+            else:
+                former, at = versioned
+                version = at.version
             workers = dict(former.workers)
             if beat is None:
                 workers.pop(slot, None)
             else:
                 workers[slot] = beat
             record = former.model_copy(update={"workers": workers})
-            if versioned is None:
+            if version is None:
                 self.state.create_node(path, records.encode_record(record))
             elif record != former:
-                self.state.set_data(path, records.encode_record(record), versioned[1].version)
+                self.state.set_data(path, records.encode_record(record), version)
 
         _retry(path, attempt)
 

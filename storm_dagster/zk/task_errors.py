@@ -16,7 +16,9 @@ from storm_dagster.zk.state_protocol import ClusterState
 _log = logging.getLogger(__name__)
 
 KEPT_ERRORS = 10
+"""Errors that are stored of each component."""
 _ATTEMPTS = 5
+"""Attempts to add an error to the record of its group."""
 _MAX_ERROR_CHARS = 32 * 1024
 """A longer trace keeps its two ends."""
 
@@ -43,6 +45,7 @@ class _StoredError(NamedTuple):
     name: str
     record: TaskError | None
     version: int
+    """Data version of the node; -1 without it."""
 
     @property
     def age_order(self) -> tuple[int, int]:
@@ -73,8 +76,9 @@ class TaskErrors:
 
         The newest ten errors of the component are kept. ``time`` is in epoch seconds. Messages over
         32 Ki characters are shortened. An error of a ``group`` that has a record is added to its
-        count; without such a record, an error without a text is dropped. If no component is given,
-        it is looked up in ``/tasks``; ``InvalidRequest`` if the task is not there.
+        count, and is dropped if others write that record all the time; without such a record, an
+        error without a text is dropped. If no component is given, it is looked up in ``/tasks``;
+        ``InvalidRequest`` if the task is not there.
         """
         if not component:
             component = self._component_of(topology_id, task)
@@ -104,12 +108,14 @@ class TaskErrors:
             return
         if record.error:
             self.state.create_sequential(f"{folder}/e", encode_record(record))
+            # The stored errors are those before the new one, which counts as well.
             stored_errors.sort(key=lambda stored: stored.age_order)
             excess = max(0, len(stored_errors) + 1 - KEPT_ERRORS)
             for stored in stored_errors[:excess]:
                 self.state.delete_node(f"{folder}/{stored.name}")
 
     def _component_of(self, topology_id: str, task: int) -> str:
+        """Component of a task; ``InvalidRequest`` if ``/tasks`` has no such task."""
         path = paths.tasks(topology_id)
         raw = self.state.get_data(path)
         component = None
@@ -171,7 +177,7 @@ def _last_of_group(
 ) -> tuple[str, TaskError, int] | None:
     """Name, record and version of the last error of that group.
 
-    ``None`` without one.
+    ``None`` without one, and for ``""``: such errors have no group.
     """
     last = None
     for name, record, version in stored_errors:

@@ -35,6 +35,7 @@ class _Operation:
     """Adds the operation to a request; called with the request and the path on the server."""
     data: bytes = b""
     version: int = -1
+    """Required data version; -1: any."""
 
 
 def conflict(message: str, path: str) -> Conflict:
@@ -49,9 +50,11 @@ _REASONS: dict[type[Exception], str] = {
     exceptions.NotEmptyError: "it has children",
     exceptions.NoChildrenForEphemeralsError: "its parent is ephemeral",
 }
+"""Words for the errors that need no more than their type."""
 
 
 def _reason(operation: _Operation, error: exceptions.KazooException) -> str:
+    """Reason in words why an operation failed."""
     if isinstance(error, exceptions.BadVersionError):
         return f"it has changed (version {operation.version} was expected)"
     if isinstance(error, exceptions.NoNodeError):
@@ -72,6 +75,7 @@ class Transaction:
         self.size: int = 0
         """Bytes of the appended operations; a commit allows ``MAX_TRANSACTION_BYTES``."""
         self._committed = False
+        """True from the call of :meth:`commit` on: a transaction is sent once."""
         self.afterwards: list[Callable[[], None]] = []
         """Called in order by the committer, once the transaction has landed."""
 
@@ -79,6 +83,10 @@ class Transaction:
         return len(self._operations)
 
     def _add(self, operation: _Operation) -> Transaction:
+        """Append an operation, and return this transaction.
+
+        Raises ``InvalidRequest`` for a wrong version, ``InvalidTopology`` for too much data.
+        """
         if not isinstance(operation.version, int) or operation.version < -1:
             raise InvalidRequest(
                 f"version {operation.version!r} of {operation.path} is not a data version"
@@ -167,6 +175,7 @@ class Transaction:
             lambda client: self._request(client).commit_async(),
             f"a transaction on {self._operations[-1].path}",
         )
+        # First the operation that failed: all others have one of these two errors because of it.
         for operation, response in zip(self._operations, responses, strict=False):
             if isinstance(response, exceptions.RolledBackError | exceptions.RuntimeInconsistency):
                 continue
@@ -195,6 +204,7 @@ class Transaction:
 
     @staticmethod
     def _raise_failure(operation: _Operation, error: Exception) -> NoReturn:
+        """Raise the typed error for the operation that failed, as :meth:`commit` describes."""
         if not isinstance(error, exceptions.KazooException):
             raise error
         if isinstance(error, exceptions.NoAuthError):

@@ -23,7 +23,7 @@ Decode = Callable[[type[Any], bytes, str], Any]
 
 
 class _TopologyNodes(NamedTuple):
-    """Nodes of one topology, as read."""
+    """Nodes of one topology, as read; ``None`` for a missing one."""
 
     base: _Node
     tasks: _Node
@@ -34,7 +34,7 @@ class _TopologyNodes(NamedTuple):
 
 
 class _Loading:
-    """State of one load: damage of records that were decoded."""
+    """Decoder of one load, which collects the damage that it finds."""
 
     def __init__(self, state: ClusterState, decode: Decode) -> None:
         self.state = state
@@ -49,23 +49,32 @@ class _Loading:
 
         A damaged one is noted and logged.
         """
-        if node is None or not node[0]:
+        if node is None:
+            return None
+        raw, _ = node
+        if not raw:
             return None
         try:
-            return self._decode(cls, node[0], path)
+            return self._decode(cls, raw, path)
         except Corrupt as error:
             self.note(path, error)
             return None
 
     def note(self, path: str, error: Corrupt) -> None:
+        """Note and log a damaged record."""
         self.corrupt[path] = error.message
         _log.error("%s", error.message)
 
     def assignment(self, path: str, node: _Node) -> tuple[records.Assignment, Versioned] | None:
-        """The assignment; if it was cut, its parts are read."""
-        if node is None or not node[0]:
+        """The assignment and its version; if it was cut, its parts are read.
+
+        ``None`` for a missing, empty, removed or damaged one; a damaged one is noted.
+        """
+        if node is None:
             return None
         raw, version = node
+        if not raw:
+            return None
         try:
             record = resolve(self.state, path, raw)
             if record is None:
@@ -81,6 +90,10 @@ class _Loading:
             return None
 
     def workers(self, topology_id: str, nodes: dict[str, _Node]) -> dict[Slot, records.WorkerNode]:
+        """Slot -> record of each live worker.
+
+        The slot of an empty or damaged record is held, since its process lives.
+        """
         parent = paths.workers(topology_id)
         live_workers: dict[Slot, records.WorkerNode] = {}
         for name, node in nodes.items():
@@ -101,9 +114,9 @@ class _Loading:
         return live_workers
 
     def topology(self, topology_id: str, nodes: _TopologyNodes) -> TopologyView | None:
-        """The topology, unless it was removed or is damaged.
+        """The topology; ``None`` if it was removed or is damaged.
 
-        Damage that placement must not ignore holds its slots.
+        If it is damaged, the slots of its live workers and of its assignment are held.
         """
         if nodes.base is None:
             return None
@@ -127,11 +140,12 @@ class _Loading:
         beats = self.decode(records.TaskBeats, nodes.beats, paths.taskbeats(topology_id))
         beats_at = None
         if beats is not None and nodes.beats is not None:
-            beats_at = nodes.beats[1]
+            _, beats_at = nodes.beats
+        _, base_at = nodes.base
         return TopologyView(
             id=topology_id,
             base=base,
-            base_at=nodes.base[1],
+            base_at=base_at,
             tasks=tasks,
             assignment=assignment,
             assignment_at=assignment_at,
@@ -167,17 +181,7 @@ def load_view(
         paths.BLACKLIST,
     ):
         announce(path)
-    stored_id = state.get_data(paths.CLUSTER_ID)
-    if stored_id is None:
-        raise Unavailable(
-            f"the root of cluster {cluster_id} is gone from ZooKeeper, and an empty state is not a "
-            "basis for decisions: restore it, or check storm.zookeeper.root and .servers"
-        )
-    if stored_id.decode("utf-8", "replace") != cluster_id:
-        raise Conflict(
-            f"the root holds cluster {stored_id!r:.80} now, this process belongs to {cluster_id}: "
-            "check storm.zookeeper.root and .servers"
-        )
+    _check_root(state, cluster_id)
     epoch_node, assignments_node, blacklist_node = state.get_many(
         [paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch
     )
@@ -188,22 +192,17 @@ def load_view(
     topology_ids = topology_names or []
     loading = _Loading(state, decode)
     topology_nodes = _read_topologies(state, topology_ids, watch, announce)
-    supervisors: dict[str, records.SupervisorInfo] = {}
-    info_nodes = state.get_many(
-        [paths.supervisor(supervisor_id) for supervisor_id in supervisor_ids]
-    )
-    for supervisor_id, node in zip(supervisor_ids, info_nodes, strict=True):
-        info = loading.decode(records.SupervisorInfo, node, paths.supervisor(supervisor_id))
-        if info is not None:
-            supervisors[supervisor_id] = info
+    supervisors = _read_supervisors(loading, supervisor_ids)
     topologies: dict[str, TopologyView] = {}
     for topology_id in topology_ids:
         topology = loading.topology(topology_id, topology_nodes[topology_id])
         if topology is not None:
             topologies[topology_id] = topology
     epoch = -1
-    if epoch_node is not None and epoch_node[0]:
-        epoch = epoch_node[1].version
+    if epoch_node is not None:
+        epoch_record, epoch_at = epoch_node
+        if epoch_record:
+            epoch = epoch_at.version
     assignments_version = -1
     assignment_changes = b""
     if assignments_node is not None:
@@ -223,10 +222,36 @@ def load_view(
     )
 
 
+def _check_root(state: ClusterState, cluster_id: str) -> None:
+    """Raise ``Unavailable`` without the root, ``Conflict`` if it is another cluster's."""
+    stored_id = state.get_data(paths.CLUSTER_ID)
+    if stored_id is None:
+        raise Unavailable(
+            f"the root of cluster {cluster_id} is gone from ZooKeeper, and an empty state is not a "
+            "basis for decisions: restore it, or check storm.zookeeper.root and .servers"
+        )
+    if stored_id.decode("utf-8", "replace") != cluster_id:
+        raise Conflict(
+            f"the root holds cluster {stored_id!r:.80} now, this process belongs to {cluster_id}: "
+            "check storm.zookeeper.root and .servers"
+        )
+
+
+def _read_supervisors(loading: _Loading, ids: list[str]) -> dict[str, records.SupervisorInfo]:
+    """Supervisor id -> its record; missing and damaged ones are left out."""
+    nodes = loading.state.get_many([paths.supervisor(supervisor_id) for supervisor_id in ids])
+    supervisors: dict[str, records.SupervisorInfo] = {}
+    for supervisor_id, node in zip(ids, nodes, strict=True):
+        info = loading.decode(records.SupervisorInfo, node, paths.supervisor(supervisor_id))
+        if info is not None:
+            supervisors[supervisor_id] = info
+    return supervisors
+
+
 def _read_topologies(
     state: ClusterState, ids: list[str], watch: bool, announce: Callable[[str], None]
 ) -> dict[str, _TopologyNodes]:
-    """Topology id -> its nodes."""
+    """Topology id -> its nodes; ``announce`` is called with each path before it is watched."""
     for topology_id in ids:
         announce(paths.topology(topology_id))
         announce(paths.taskbeats(topology_id))

@@ -18,11 +18,16 @@ Wake = Callable[[], object]
 _SUBTREES = frozenset(
     path[1:] for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID, paths.HEALER, paths.NIMBUS_MASTER)
 )
+"""First elements of all paths that have callbacks."""
 _MAX_WAKES = 64
 """A reader that passes a new function each time must not grow a slot without bound."""
 
 
 def _takes_argument(callback: Callable[..., object]) -> bool:
+    """True if the callback requires, or collects, positional arguments.
+
+    False if its signature is unknown, as of some functions in C.
+    """
     try:
         parameters = inspect.signature(callback).parameters.values()
     except (TypeError, ValueError):
@@ -41,8 +46,12 @@ def _takes_argument(callback: Callable[..., object]) -> bool:
 
 @dataclass
 class _PathWatch:
+    """Slot of one path."""
+
     callback: Callable[..., object] | None = None
+    """Set by :meth:`WatchSlots.set_callback`."""
     wakes: list[Wake] = field(default_factory=list)
+    """Added by :meth:`WatchSlots.add_wake`, at most ``_MAX_WAKES``; the oldest are dropped."""
 
 
 class WatchSlots:
@@ -120,6 +129,7 @@ class WatchSlots:
 
     @staticmethod
     def _issue(slots: list[tuple[str, _PathWatch]]) -> None:
+        """Call the wakes and the callback of each slot; a failing one does not stop the others."""
         for path, slot in slots:
             calls: list[Callable[[], object]] = list(slot.wakes)
             if slot.callback is not None:

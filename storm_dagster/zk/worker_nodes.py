@@ -14,6 +14,7 @@ from storm_dagster.zk.transaction import conflict
 from storm_dagster.zk.watches import Wake, WatchSlots
 
 _ATTEMPTS = 10
+"""Attempts at a read and the write that depends on it."""
 
 
 def parse_worker_name(name: str) -> Slot:
@@ -92,7 +93,10 @@ class WorkerNodes:
         )
 
     def remove_worker_node(self, topology_id: str, node: str, port: int) -> bool:
-        """Remove the slot's node if this session owns it; true if it did."""
+        """Remove the slot's node if this session owns it; true if it did.
+
+        After ten lost races the node stays, and the result is false.
+        """
         path = paths.worker(topology_id, node, port)
         for _ in range(_ATTEMPTS):
             version = self.state.get_version(path)
