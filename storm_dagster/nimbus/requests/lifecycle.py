@@ -48,6 +48,7 @@ from storm_dagster.operations.upgrade import check_upgrade
 
 _log = logging.getLogger(__name__)
 _PLANNED_WORKER_FIELDS = ("node", "host", "port", "kept", "tasks")
+"""Fields of a worker's document that a plan shows."""
 
 
 class LifecycleRequests:
@@ -88,6 +89,7 @@ class LifecycleRequests:
             answer["status"] = self._execute(topology, row, fields, epoch)
             return {"run_id": None, **answer}
         if not body.dry_run:
+            # Before the check, which may refuse the request after the earlier run had its effect.
             run_id = self._earlier_run(row, topology.base.name, fields, epoch)
             if run_id is not None:
                 return {"run_id": run_id, **answer}
@@ -151,7 +153,8 @@ class LifecycleRequests:
             self._nimbus.uploads.require(handle)
 
     def _plan(self, topology_id: str, fields: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-        """Plan the rebalance with the local planner; its error if the plan does not fit."""
+        """Plan the rebalance with the local planner, whose errors are raised."""
+        # A plan does not wait.
         options = {key: value for key, value in fields.items() if key != "wait_secs"}
         report = rebalance(
             self._nimbus.operations(epoch), topology_id, **options, wait_secs=0, dry_run=True
@@ -203,7 +206,11 @@ class LifecycleRequests:
         *,
         is_promised: bool = False,
     ) -> str:
-        """Launch the run of the change, once, and return its id."""
+        """Launch the run of the change, once, and return its id.
+
+        ``is_promised``: a leader launches the run of an update also after an :class:`Unavailable`
+        (:func:`accepted`).
+        """
         fields = dict(fields)
         if row.brings_code:
             # The token identifies the run, so that a repeated request makes no second one.
@@ -228,8 +235,9 @@ class LifecycleRequests:
     ) -> str | None:
         """Return the run of an earlier request with the same token, unless it failed.
 
-        For a gray upgrade only a run that has not ended counts: its operation knows the token of
-        each batch.
+        ``None`` for a verb without a token, and without a record of the token for this verb. For a
+        gray upgrade only a run that has not ended counts: its operation knows the token of each
+        batch.
         """
         token = fields.get("token")
         if not row.brings_code or token is None:
@@ -278,11 +286,10 @@ class LifecycleRequests:
             if run_id is not None:
                 return run_id
             is_new = read_change(ctx, request) is None
-            attempts: list[bool] = []
-            versions: list[int] = []
+            attempts: list[bool] = []  # Not empty: a write was begun, and may have succeeded.
+            versions: list[int] = []  # Data version of the record, if the write was confirmed.
 
             def write_record() -> None:
-                # Noted before the write: a write whose reply is lost leaves the record.
                 attempts.append(True)
                 versions.append(write_change(ctx, request, record, judged))
 
@@ -291,6 +298,7 @@ class LifecycleRequests:
             except Unavailable as error:
                 # The run may exist: the record stays until that is known.
                 if not attempts or judged is not None:
+                    # No record was written, or this leader takes it over in its next round.
                     is_released = True
                 else:
                     is_released = self._release(ctx, request)
@@ -303,6 +311,7 @@ class LifecycleRequests:
                     ) from error
                 raise
             except (InvalidRequest, Misconfigured):
+                # Dagster refused this launch. An earlier attempt of the request may have a run.
                 if versions and judged is None:
                     if is_new:
                         end_change(ctx, request, versions[-1])
@@ -339,7 +348,11 @@ class LifecycleRequests:
             _log.info("run %s is not noted in its record: %s", run_id, error.message)
 
     def _launch_once(self, change: "_AcceptedChange", write_record: Callable[[], None]) -> str:
-        """Launch the run; its record is written right before."""
+        """Launch the run; ``write_record`` is called right before.
+
+        Return the id of the run. A verb that places tasks materializes ``storm/assignment`` for
+        the topology's partition; the others have a job with one op.
+        """
         dagster = self._nimbus.dagster
         row = change.row
         name = change.topology.base.name
