@@ -141,7 +141,10 @@ class Election:
         return pause
 
     def _may_try(self, leader: str | None) -> tuple[bool, float]:
-        """Return True if this nimbus may try to lead now, and the pause if it may not."""
+        """Return True if this nimbus may try to lead now, and the pause if it does not lead then.
+
+        Before an attempt the blobs that it lacks are counted, and set in its status.
+        """
         now = time.monotonic()
         address = self._nimbus.identity.address
         if leader == address and self._nimbus.status.snapshot.epoch is not None:
@@ -167,7 +170,11 @@ class Election:
         return decision.allowed, 1.0
 
     def _lead(self, epoch: int) -> float:
-        """Act as the leader in ``epoch``, and return the pause before the next round."""
+        """Act as the leader in ``epoch``, and return the pause before the next round.
+
+        A new leader is initialized first. One that leads already checks its own address. If either
+        fails, leadership is dropped.
+        """
         me = self._nimbus.identity
         status = self._nimbus.status
         self._vacant_since = None
@@ -191,13 +198,14 @@ class Election:
     def _unreachable_reason(self) -> Unavailable | None:
         """Return an error if clients do not reach this leader at its announced address.
 
-        ``None`` also if it is not reachable, and no other nimbus could lead.
+        ``None`` also for the first failures, and while no other nimbus could lead.
         """
         url = f"{self._nimbus.identity.http}/healthz"
         try:
             self._http.get(url)
         except httpx.HTTPError as error:
             self._unanswered += 1
+            # Without a follower no other nimbus could lead, and resigning would not help.
             if self._unanswered >= _MAX_UNANSWERED and self._nimbus.leadership.followers():
                 self._unanswered = 0
                 return Unavailable(

@@ -45,7 +45,7 @@ _VIEW_SECS = 0.2
 _STATS_SECS = 1.0
 """Maximum age of a topology's statistics where the caller waits for newer ones."""
 _HISTORY_SECS = 5.0
-"""Maximum age of the rows of a chart, and of the submitted code on a page."""
+"""Age from which the rows of a chart, and the submitted code on a page, are read again."""
 _ERRORS_SECS = 2.0
 """Maximum age of the errors of a topology."""
 _PATIENCE_SECS = 0.1
@@ -76,7 +76,7 @@ class ClusterReader:
         self._copies: tuple[float, dict[str, int]] = (0.0, {})
         """Monotonic time, and the number of copies by topology id that was read then."""
         self._askers = ThreadPoolExecutor(8, thread_name_prefix="topology-stats")
-        """Threads of requests for which a page does not wait to the end."""
+        """Threads of requests, which may take longer than their callers wait."""
         # For the health of the leader, which a page of a follower shows.
         self._http = httpx.Client(timeout=1.0, **self.security.client_options())
 
@@ -440,7 +440,7 @@ class ClusterReader:
         if leader is None or stored_epoch is None:
             return rows
         _, record = stored_epoch
-        # A leader that was just elected has not begun its epoch: its URL is not known yet.
+        # If the leader changes between the two reads, its URL is not known.
         if record.leader == leader:
             if leader == nimbus.identity.address:
                 detail: Mapping[str, Any] = self.health()
