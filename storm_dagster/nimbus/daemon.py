@@ -156,7 +156,7 @@ def _serve(
         stack.callback(thread.join, _JOIN_SECS)
         thread.start()
     watches = _watch_surroundings(conf, folder, AnnouncedName(host, listener), ended, stop)
-    # The end runs from here upwards: ``ended`` first, then its waiting thread wakes, then the joins.
+    # At the end the stack sets ``ended`` first, and then wakes the thread that waits for new blobs.
     stack.callback(sync_wake.set)
     stack.callback(ended.set)
     # Resigning first makes another nimbus lead at once, while this one still ends its threads.

@@ -27,7 +27,9 @@ Clients compare it with versions of Storm to choose the methods that they call.
 
 _REPLY = 2
 _EXCEPTION = 3
+"""Types of messages that a server sends."""
 _MAX_DEPTH = 64
+"""Nesting that the protocol accepts; frames of clients are checked by a lower limit before."""
 
 
 @functools.cache

@@ -48,9 +48,11 @@ from storm_dagster.security.settings import Security
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
 _ONEWAY = 4
+"""Type of a message whose client expects no reply."""
 _LARGE_VALUES = 20_000
+"""Number of values above which a message counts as large."""
 _MAX_LARGE = 4
-"""Number of messages of so many values that are decoded at the same time.
+"""Limit of large messages that are decoded and served at the same time.
 
 Decoded messages take a hundred times their bytes.
 """
@@ -79,13 +81,18 @@ class Access:
 
     security: Security
     conf: Mapping[str, Any]
+    """Conf of the cluster, which names the administrators."""
     topology_conf: Callable[[str], Mapping[str, Any] | None]
+    """Name or id of a topology -> its conf; ``None`` if it cannot be read."""
     groups: Callable[[str], frozenset[str]]
+    """User -> its groups."""
 
     def check(self, peer: ThriftPeer, method: str, arguments: Sequence[object]) -> None:
         """Return if the peer may call the method.
 
         Else raise :class:`NotAuthenticated` or :class:`NotAuthorized`, which the audit log keeps.
+        The user of the call is set for this thread: ``REQUEST_USER``, and ``LIMITED_USER`` unless
+        it is an administrator.
         """
         LIMITED_USER.set(None)
         REQUEST_USER.set(peer.user or "")
@@ -132,6 +139,7 @@ class Dispatcher:
         self._check = check
         self._service = load_idl().Nimbus
         self._large = threading.BoundedSemaphore(_MAX_LARGE)
+        """Held while a large message is served."""
 
     def answer(self, frame: bytes, peer: ThriftPeer) -> bytes | None:
         """Return the response to a call, which may be an error.
@@ -149,6 +157,11 @@ class Dispatcher:
         return None if kind == _ONEWAY else response
 
     def _answer(self, name: str, seqid: int, protocol: Any, peer: ThriftPeer) -> bytes:
+        """Call the method whose arguments ``protocol`` reads, and encode its reply.
+
+        Every error becomes a reply: an exception that the method declares, or else a
+        TApplicationException.
+        """
         method = METHODS.get(name)
         if method is None:
             text = f"nimbus has no method {name!r:.140}: it serves Storm's Nimbus service"
