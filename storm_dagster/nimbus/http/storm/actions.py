@@ -304,6 +304,7 @@ class TopologyActions:
         return self._disabled(name)
 
     def _act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Execute a verb or launch its run; later pages show the change."""
         changed = self._lifecycle.act(name, verb, document)
         self._reader.forget()
         return {"topologyOperation": verb, "topologyId": changed["id"], "status": "success"}
