@@ -114,17 +114,12 @@ def _serve(
     folder = home / "nimbus" / nimbus_id
     for path in (folder / "inbox", folder / "cache"):
         path.mkdir(parents=True, exist_ok=True)
-    listener = listen(host, conf["nimbus.http.port"], "nimbus.http.port")
-    stack.callback(listener.close)
-    thrift_listener = listen(
-        thrift_host(conf, host), conf["nimbus.thrift.port"], "nimbus.thrift.port"
-    )
-    stack.callback(thrift_listener.close)
+    listener, thrift_listener = _listen(conf, host, stack)
     identity = Identity(
         id=nimbus_id,
         host=host,
-        thrift_port=int(thrift_listener.getsockname()[1]),
-        http_port=int(listener.getsockname()[1]),
+        thrift_port=_port_of(thrift_listener),
+        http_port=_port_of(listener),
         version=__version__,
         scheme=security.scheme,
     )
@@ -179,6 +174,23 @@ def _serve(
     for watch in watches:
         if watch.failure is not None:
             raise watch.failure
+
+
+def _listen(conf: ClusterConf, host: str, stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Listening sockets of the HTTP service and of the Thrift service; ``stack`` closes them."""
+    listener = listen(host, conf["nimbus.http.port"], "nimbus.http.port")
+    stack.callback(listener.close)
+    thrift_listener = listen(
+        thrift_host(conf, host), conf["nimbus.thrift.port"], "nimbus.thrift.port"
+    )
+    stack.callback(thrift_listener.close)
+    return listener, thrift_listener
+
+
+def _port_of(listener: socket.socket) -> int:
+    """Port of a listening socket: the conf may leave its choice to the system (port 0)."""
+    _, port, *_ = listener.getsockname()
+    return int(port)
 
 
 def _watch_surroundings(

@@ -41,6 +41,7 @@ class LeaderStatus:
         self.snapshot: LeadershipSnapshot = LeadershipSnapshot()
         """The newest snapshot, replaced as a whole."""
         self._lock = threading.Lock()
+        """Held while a new snapshot is made of the old one: several threads replace it."""
 
     def update(self, *, epoch: int | None, leader: str | None, leader_http: str | None) -> None:
         """Replace the snapshot (called by the election loop only)."""

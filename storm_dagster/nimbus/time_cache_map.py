@@ -37,6 +37,7 @@ class TimeCacheMap(Generic[K, V]):
         if expiry_secs <= 0:
             raise ValueError(f"expiry must be positive, got {expiry_secs}")
         self._rotation_secs = expiry_secs / (_GENERATIONS - 1)
+        """Interval of the rotations."""
         self._entries: dict[K, tuple[int, V]] = {}
         """Key -> number of rotations at its last refresh, and the value."""
         self._on_expire = on_expire

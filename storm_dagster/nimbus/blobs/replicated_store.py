@@ -156,7 +156,10 @@ class NimbusBlobStore:
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
         """Store content that is here already; as :meth:`put_content`, for operations."""
         stored = self.put_content(key, sha256, self._terms)
-        return None if stored is None else stored[0]
+        if stored is None:
+            return None
+        meta, _ = stored
+        return meta
 
     def accept_replica(self, key: str, sha256: str, path: Path | None) -> BlobMeta:
         """Store a copy that the leader sent; its epoch has been checked.

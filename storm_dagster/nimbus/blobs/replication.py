@@ -64,6 +64,7 @@ class Replicator:
     """Longest wait for copies, at most :data:`MAX_WAIT_SECS`."""
     absent: Callable[[], list[str]] = list
     read_timeout_secs: float = 30.0
+    """Longest silence of a peer that takes a content."""
     security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:

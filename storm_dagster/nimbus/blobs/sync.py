@@ -112,16 +112,20 @@ class BlobSync:
                 still_lacking.discard(key)
                 self._status.set_lacking(still_lacking)
         self._take_registered(set(needed))
-        leader = self._status.snapshot.leader
-        now = time.monotonic()
-        if (
-            self._followed is None
-            or leader != self._followed[0]
-            or now - self._followed[1] >= self._follow_secs
-        ):
-            self._followed = leader, now
+        if self._take_follow_turn():
             self._follow_leader(set(needed))
         return len(still_lacking)
+
+    def _take_follow_turn(self) -> bool:
+        """True, and noted, if the leader is new or was compared long enough ago."""
+        leader = self._status.snapshot.leader
+        now = time.monotonic()
+        if self._followed is not None:
+            followed_leader, followed_at = self._followed
+            if leader == followed_leader and now - followed_at < self._follow_secs:
+                return False
+        self._followed = leader, now
+        return True
 
     def _take_registered(self, needed: set[str]) -> None:
         """Register or fetch the blobs of topologies whose submission is not finished.

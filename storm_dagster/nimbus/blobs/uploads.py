@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 Part = Literal["archive", "conf", "topology"]
 PARTS: tuple[Part, ...] = ("archive", "conf", "topology")
+"""Parts that make an upload complete; it may have other blobs, such as that of its user."""
 _HANDLE = re.compile(r"[0-9a-f]{32}")
 _MAX_OPEN = 1000
 """Limit of open sessions of all users."""

@@ -31,6 +31,7 @@ _MAX_DOCUMENT_BYTES = 64 << 20
 _BYTES = {"application/octet-stream": bytes}
 """Content of a blob, in OpenAPI."""
 _WRITE_ERRORS = (404, 409, 503)
+"""Statuses of errors that OpenAPI lists for routes that write."""
 _KEY = Parameter("path", "key", "Blob key")
 _HANDLE = Parameter("path", "handle", "Handle from POST /v1/uploads")
 _PART = Parameter("path", "part", "archive, conf or topology")

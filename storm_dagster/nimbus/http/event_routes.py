@@ -56,6 +56,7 @@ class EventRoutes:
         self._reader = reader
         self._store = EventStore(nimbus)
         self._batches = threading.BoundedSemaphore(_MAX_BATCHES)
+        """Held while a batch is stored."""
 
     @router.route(
         "POST",

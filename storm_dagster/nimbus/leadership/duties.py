@@ -168,6 +168,7 @@ class LeaderTransitions(_Rounds):
 
     def _forget(self) -> None:
         self._due = DueMemory()
+        """Times at which topologies with a transition to come were first seen."""
         self._next_due = boot_clock()
         """Boot clock of the next poll while no transition waits for its time."""
 
@@ -254,6 +255,7 @@ class LeaderDuties(_Rounds):
 
     def _forget(self) -> None:
         self._garbage: cleaner.CleanerMemory = {}
+        """Times at which garbage and tokens were first seen."""
         self._upgrades: dict[str, float] = {}
         """Times at which upgrades were first seen; :func:`advance_upgrades` updates it."""
         self._next_clean = boot_clock()

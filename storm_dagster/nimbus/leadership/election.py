@@ -25,6 +25,10 @@ CHECK_SECS = 5.0
 _MIN_BACK_OFF_SECS = 1.0
 _MAX_BACK_OFF_SECS = 60.0
 """Bounds of the pause after an attempt that failed."""
+_RETRY_SECS = 1.0
+"""Pause before the next attempt while no nimbus leads, or without ZooKeeper."""
+_STOP_SECS = 0.2
+"""Longest time that a pause continues after ``stop``, which does not wake the loop."""
 _ANSWER_SECS = 3.0
 """Longest wait for this nimbus's own answer at its address."""
 _MAX_UNANSWERED = 3
@@ -80,10 +84,10 @@ class Election:
             except Unavailable as error:
                 self._log_once(logging.WARNING, f"no election now: {error}")
                 self._forget_leadership()
-                pause = 1.0
+                pause = _RETRY_SECS
             deadline = time.monotonic() + pause
             while not stop.is_set() and not self._wake.is_set() and time.monotonic() < deadline:
-                self._wake.wait(min(0.2, max(0.0, deadline - time.monotonic())))
+                self._wake.wait(min(_STOP_SECS, max(0.0, deadline - time.monotonic())))
 
     def _attempt(self) -> float:
         """Run one round and return the pause after it.
@@ -167,7 +171,7 @@ class Election:
         if not decision.allowed or lacking:
             self._log_once(logging.WARNING, decision.reason)
         # Another nimbus may be about to announce itself as leader: poll soon.
-        return decision.allowed, 1.0
+        return decision.allowed, _RETRY_SECS
 
     def _lead(self, epoch: int) -> float:
         """Act as the leader in ``epoch``, and return the pause before the next round.

@@ -48,7 +48,9 @@ class ContainerHeartbeat:
     pause_secs: float
     """Pause between two beats."""
     clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds, by which ages are measured."""
     wall: Callable[[], float] = time.time
+    """Epoch seconds, which name the files of own beats."""
     failure: StormDagsterError | None = None
     """Error that ended :meth:`run`."""
 

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 
@@ -12,6 +13,16 @@ _REMEMBERED_SECS = 600.0
 """Time after which the run of a key is forgotten if it is not noted once more."""
 _MAX_RUNS = 10_000
 """Limit of the remembered runs; the runs of further keys are not remembered."""
+
+
+@dataclass
+class RecordWrite:
+    """Outcome of writing the record of one launch."""
+
+    was_begun: bool = False
+    """True from the beginning of the write: its reply may be lost, and the record exist."""
+    version: int | None = None
+    """Data version of the record; ``None`` unless the write was confirmed."""
 
 
 class Launches:

@@ -9,7 +9,8 @@ uploaded parts.
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from storm_dagster.core.authorization import REQUEST_USER
@@ -30,6 +31,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS
 from storm_dagster.nimbus.keyed_locks import KeyedLocks
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.launches import RecordWrite
 from storm_dagster.nimbus.requests.submitting import accepted, with_token
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live.change_records import (
@@ -195,7 +197,7 @@ class LifecycleRequests:
         change = _AcceptedChange(
             topology, row, record.request, request, record.user, record.started_secs
         )
-        return self._launch_change(change, epoch, judged=version)
+        return self._launch_change(change, epoch, judged_version=version)
 
     def _launch(
         self,
@@ -248,12 +250,12 @@ class LifecycleRequests:
             stored_token = read_token(ctx, token, name)
             if stored_token is None:
                 return None
-            record = stored_token[0]
+            record, _ = stored_token
         else:
             stored_change = read_change(ctx, check_token(token))
             if stored_change is None:
                 return None
-            record = stored_change[0]
+            record, _ = stored_change
         if record.verb != row.name:
             return None
         run = self._nimbus.dagster.find_run(REQUEST_TAG, token, job=row.job, patience=LOOKUP_SECS)
@@ -262,12 +264,12 @@ class LifecycleRequests:
         return run.run_id
 
     def _launch_change(
-        self, change: "_AcceptedChange", epoch: int, *, judged: int | None = None
+        self, change: "_AcceptedChange", epoch: int, *, judged_version: int | None = None
     ) -> str:
         """Store the record of a change, launch its run, and return the id of the run.
 
-        With ``judged``, the data version of an existing record, the leader takes the change over:
-        after each error the record stays for its next round.
+        With ``judged_version``, the data version of an existing record, the leader takes the change
+        over: after each error the record stays for its next round.
         """
         ctx = self._nimbus.operations(epoch)
         request = change.request
@@ -285,42 +287,57 @@ class LifecycleRequests:
             run_id = self._earlier_run(change.row, name, change.fields, epoch)
             if run_id is not None:
                 return run_id
-            is_new = read_change(ctx, request) is None
-            attempts: list[bool] = []  # Not empty: a write was begun, and may have succeeded.
-            versions: list[int] = []  # Data version of the record, if the write was confirmed.
-
-            def write_record() -> None:
-                attempts.append(True)
-                versions.append(write_change(ctx, request, record, judged))
-
-            try:
+            with self._recorded(ctx, change, record, judged_version) as write_record:
                 run_id = self._launch_once(change, write_record)
-            except Unavailable as error:
-                # The run may exist: the record stays until that is known.
-                if not attempts or judged is not None:
-                    # No record was written, or this leader takes it over in its next round.
-                    is_released = True
-                else:
-                    is_released = self._release(ctx, request)
-                if change.row.brings_code:
-                    raise with_token(error, request) from error
-                if not is_released:
-                    raise Unavailable(
-                        f"{error.message}; the {change.row.name} of {name} may still take place: "
-                        "see `storm-dagster list` before you repeat it"
-                    ) from error
-                raise
-            except (InvalidRequest, Misconfigured):
-                # Dagster refused this launch. An earlier attempt of the request may have a run.
-                if versions and judged is None:
-                    if is_new:
-                        end_change(ctx, request, versions[-1])
-                    else:
-                        self._release(ctx, request)
-                raise
             self._nimbus.launches.note_run(request, run_id)
             self._note_run(ctx, request, run_id)
             return run_id
+
+    @contextmanager
+    def _recorded(
+        self,
+        ctx: OperationsContext,
+        change: "_AcceptedChange",
+        record: OperationRecord,
+        judged_version: int | None,
+    ) -> Iterator[Callable[[], None]]:
+        """Yield the function that writes the record, for the launch inside.
+
+        After an :class:`Unavailable` the run may exist: the record stays, and no leader launches it
+        unless it was judged. If the launch was refused permanently, a new record is deleted.
+        """
+        request = change.request
+        is_new = read_change(ctx, request) is None
+        write = RecordWrite()
+
+        def write_record() -> None:
+            write.was_begun = True
+            write.version = write_change(ctx, request, record, judged_version)
+
+        try:
+            yield write_record
+        except Unavailable as error:
+            if not write.was_begun or judged_version is not None:
+                # No record was written, or this leader takes it over in its next round.
+                is_released = True
+            else:
+                is_released = self._release(ctx, request)
+            if change.row.brings_code:
+                raise with_token(error, request) from error
+            if not is_released:
+                raise Unavailable(
+                    f"{error.message}; the {change.row.name} of {record.name} may still take "
+                    "place: see `storm-dagster list` before you repeat it"
+                ) from error
+            raise
+        except (InvalidRequest, Misconfigured):
+            if write.version is not None and judged_version is None:
+                if is_new:
+                    end_change(ctx, request, write.version)
+                else:
+                    # An earlier attempt of the request may have a run.
+                    self._release(ctx, request)
+            raise
 
     @staticmethod
     def _release(ctx: OperationsContext, request: str) -> bool:
@@ -389,8 +406,10 @@ class _AcceptedChange:
     topology: TopologyView
     row: Verb
     fields: Mapping[str, Any]
+    """Fields of the request, as the config of the run has them."""
     request: str
     """Identity of the run: the client token of a change that brings code."""
     user: str
+    """User of the request; empty in a cluster without authentication."""
     started_secs: int = 0
     """Time at which it was accepted, epoch seconds; 0 for the present."""

@@ -73,6 +73,7 @@ class ClusterReader:
         self._errors = SharedAnswers(_ERRORS_SECS)
         self._operations = SharedAnswers(_VIEW_SECS)
         self._operation_records = OpenOperations()
+        """Reader of the records of operations; it spares reads of finished ones."""
         self._copies: tuple[float, dict[str, int]] = (0.0, {})
         """Monotonic time, and the number of copies by topology id that was read then."""
         self._askers = ThreadPoolExecutor(8, thread_name_prefix="topology-stats")
@@ -345,6 +346,7 @@ class ClusterReader:
                 f"blob {key!r} is not valid JSON: rebalance the topology, which writes a new one"
             ) from None
         if not isinstance(document, dict):
+            # Not written by this release, but readable: it is shown as it is.
             return {"reasons": document}
         down = self.snapshot(topology.id).down
         return explain_document(view, topology, self.runnable(topology.id), document, down, task)

@@ -21,6 +21,7 @@ from storm_dagster.model.requests import SubmitRequest, check_request
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS, FoundRun
 from storm_dagster.nimbus.keyed_locks import KeyedLocks
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.launches import RecordWrite
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.submit.staging import (
@@ -70,12 +71,13 @@ class Submissions:
     ) -> dict[str, Any]:
         """Launch the run of a submission: ``{"run_id", "token"}``.
 
-        A token that was used before returns its run or, if that failed, a new one; ``run_id`` is
-        ``None`` if its topology runs already and the run is not found. The leader that
-        finds its record without a run launches it, also after an :class:`Unavailable` if the
-        submission ``is_promised``: its caller does not repeat it. The token of one that ``is_new``
-        has a record and no run. :class:`AlreadyAlive` when a topology of the name exists under
-        another token, or is being submitted.
+        A token that was used before returns its run or, if that failed, a new one. ``run_id`` is
+        ``None`` if its topology runs already and the run is not found.
+
+        ``is_promised``: the caller does not repeat the submission, so that a leader launches its
+        run also after an :class:`Unavailable`. ``is_new``: no run of the token is looked up,
+        because the token has a record and no run. :class:`AlreadyAlive` when a topology of the name
+        exists under another token, or is being submitted.
         """
         request = check_request(SubmitRequest, document, "a submission")
         epoch = self._nimbus.status.require()
@@ -184,26 +186,24 @@ def accepted(
     """
     epoch = ctx.current_epoch()
     is_new = read_token(ctx, token, name) is None
-    attempts: list[bool] = []  # Not empty: a write was begun, and may have succeeded.
-    versions: list[int] = []  # Data version of the record, if the write was confirmed.
+    write = RecordWrite()
 
     def write_record() -> None:
-        attempts.append(True)
-        _, version = allocate_topology_id(
+        write.was_begun = True
+        _, write.version = allocate_topology_id(
             ctx, token, name, epoch, verb, request=request, user=REQUEST_USER.get()
         )
-        versions.append(version)
 
     try:
         yield write_record
     except Unavailable as error:
-        if attempts and not is_promised:
+        if write.was_begun and not is_promised:
             _release(ctx, token)
         raise with_token(error, token) from error
     except (InvalidRequest, Misconfigured):
-        if is_new and versions:
-            discard_token(ctx, token, versions[-1], epoch)
-        elif versions and not is_promised:
+        if is_new and write.version is not None:
+            discard_token(ctx, token, write.version, epoch)
+        elif write.version is not None and not is_promised:
             _release(ctx, token)
         raise
 

@@ -74,6 +74,7 @@ class TakeOver:
         self._upload_secs = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
         """Seconds in which a nimbus that is away may return with an upload that is not here."""
         self._records = OpenOperations()
+        """Reader of the records of tokens; it spares reads of finished ones."""
         self._epoch: int | None = None
         """Epoch for which the maps of times below hold; a new leader starts with empty ones."""
         self._pauses: dict[str, float] = {}

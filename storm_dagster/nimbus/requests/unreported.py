@@ -27,6 +27,7 @@ _STORED_TOGETHER = 10
 _MAX_TAKEN = 100
 """Limit of the events that one transaction moves into the record."""
 _ACTIVE_TOPOLOGY = ("storm", "active_topology")
+"""Key of the asset that has a partition for each topology."""
 
 
 class LeaderOutbox:

@@ -37,6 +37,7 @@ _i8 = struct.Struct("!b").unpack_from
 _i32 = struct.Struct("!i").unpack_from
 _list = struct.Struct("!bi").unpack_from
 _map = struct.Struct("!bbi").unpack_from
+"""Heads of values: a type; a length; element type and number; key type, value type and number."""
 
 
 class MalformedFrame(Exception):

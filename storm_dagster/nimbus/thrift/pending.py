@@ -145,9 +145,10 @@ class PendingSubmissions:
         except StormDagsterError as error:
             _log.warning("the record of token %s is left: %s", token, error.message)
             return False
-        if stored is None or stored[0].published:
+        if stored is None:
             return True
-        return discard_token(ctx, token, stored[1], epoch)
+        record, version = stored
+        return record.published or discard_token(ctx, token, version, epoch)
 
 
 def _being_submitted(name: str) -> AlreadyAlive:

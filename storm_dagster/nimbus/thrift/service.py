@@ -65,8 +65,10 @@ def operation_of(method: str, arguments: Sequence[object] = ()) -> Operation:
     Unknown methods are for administrators. Conf keys turn a submission into a change of the
     topology that runs under its name.
     """
-    if method in _SUBMISSIONS and len(arguments) > 2 and changes_a_topology(arguments[2]):
-        return "topology"
+    if method in _SUBMISSIONS and len(arguments) > 2:
+        _, _, json_conf, *_ = arguments
+        if changes_a_topology(json_conf):
+            return "topology"
     return operation_of_method(method)
 
 
@@ -105,6 +107,11 @@ class Access:
             raise
 
     def _check(self, peer: ThriftPeer, method: str, arguments: Sequence[object]) -> None:
+        """Check the peer in a secured cluster.
+
+        An operation ``topology`` is authorized by the conf of the topology that the first argument
+        names; without its conf only administrators may execute it.
+        """
         if peer.user is None:
             raise NotAuthenticated(
                 "this cluster requires authentication, and Thrift's calls carry no secret: set "
@@ -194,7 +201,8 @@ class Dispatcher:
 
     def _call(self, name: str, method: Method, args: Any, peer: ThriftPeer) -> Any:
         """Call the method if the peer may, and write the line of the audit log."""
-        arguments = [getattr(args, spec[1]) for _, spec in sorted(args.thrift_spec.items())]
+        # Number of a field -> (type, name, ...): the numbers are in the order of the arguments.
+        arguments = [getattr(args, field) for _, (_, field, *_) in sorted(args.thrift_spec.items())]
         self._check(peer, name, arguments)
         value = method.call(self._handler, arguments)
         if method.changes:

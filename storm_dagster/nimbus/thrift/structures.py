@@ -236,6 +236,7 @@ def _python_struct(name: str, args: dict[str, Any]) -> Any:
 
 
 def _common_struct(component: ComponentSpec) -> Any:
+    """Make a ComponentCommon: inputs, streams, parallelism and conf."""
     idl = load_idl()
     groupings: dict[Any, Any] = {}
     for subscription in component.inputs:

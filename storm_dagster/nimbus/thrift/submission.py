@@ -55,6 +55,7 @@ class _Checked:
     """Conf of the submission."""
     spec: TopologySpec
     archive_sha256: str
+    """Hash of the uploaded archive."""
     inactive: bool
     """True if the topology starts inactive."""
     deploy: tuple[str, Mapping[str, Any]] | None
@@ -205,8 +206,10 @@ class TopologySubmission:
         while time.monotonic() < deadline:
             operations = self._nimbus.operations(self._nimbus.status.require())
             stored = read_token(operations, token)
-            if stored is not None and stored[0].published:
-                return
+            if stored is not None:
+                record, _ = stored
+                if record.published:
+                    return
             if time.monotonic() >= next_lookup:
                 run = self._nimbus.dagster.find_run(TOKEN_TAG, token)
                 if run is not None and run.finished:

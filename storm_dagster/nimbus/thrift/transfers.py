@@ -73,7 +73,9 @@ class UploadSessions:
         self._nimbus = nimbus
         self._title = title
         self._max_bytes = int(nimbus.conf["nimbus.upload.max.bytes"])
+        """Largest upload."""
         self._open: TimeCacheMap[str, Upload] = _sessions(nimbus, self._expire, _MAX_UPLOADS)
+        """Session -> its upload."""
 
     def begin(self, key: str | None = None) -> str:
         """Begin a session for the blob ``key``; return its name.

@@ -245,12 +245,13 @@ class PageFacts:
         are its numbers as a table. ``now`` is in epoch seconds.
         """
         history = self._reader.history(topology, focus, day)
+        # Only an empty history, which has no charts, has no interval.
         interval = float(history.get("interval") or (300 if day else 10))
         columns = history.get("columns") or ["time"]
         rows = [dict(zip(columns, row, strict=True)) for row in history.get("rows") or ()]
         if not rows:
             return []
-        # The chart of a young topology begins with the topology.
+        # The chart of a young topology begins with the topology, but has 12 intervals at least.
         since = max(
             now - (86_400 if day else 3600),
             min(topology.base.launch_time_secs, now - 12 * interval),

@@ -44,7 +44,9 @@ class TopologyFlow:
         self._slow = {
             finding.component for finding in self.findings if finding.kind in ("bottleneck", "skew")
         }
+        """Ids of components that slow the topology down."""
         self._parts = [part for part in topology.components.values() if not part.is_system]
+        """Components of the user."""
         error_counts = Counter[str]()
         for component, error in topology.errors:
             error_counts[component] += error.count

@@ -56,13 +56,8 @@ def _prose(text: str) -> Markup:
     return Markup("").join(html)
 
 
-def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
-    """All routes of the pages. Templates escape the values that they print."""
-    static = {
-        path.name: path.read_bytes()
-        for path in sorted((_HERE / "static").iterdir())
-        if path.suffix in _MEDIA
-    }
+def _templates(static: Mapping[str, bytes]) -> Environment:
+    """Templates of the pages, with their filters and the versions of the static files."""
     # In the URLs of static files: a new content has a new URL, which no browser has cached.
     versions = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in static.items()}
     templates = Environment(
@@ -77,6 +72,17 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
         compact=compact, percent=percent, duration=duration, prose=_prose, **times
     )
     templates.globals.update(version=versions)
+    return templates
+
+
+def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
+    """All routes of the pages. Templates escape the values that they print."""
+    static = {
+        path.name: path.read_bytes()
+        for path in sorted((_HERE / "static").iterdir())
+        if path.suffix in _MEDIA
+    }
+    templates = _templates(static)
     facts = PageFacts(nimbus, reader)
     shared = SharedAnswers(_SHARED_SECS, _SHARED_TIMES, oldest_secs=_SHARED_SECS)
 

@@ -34,6 +34,7 @@ DebugComponent = Annotated[str, Parameter("path", "component", "Component id")]
 DebugAction = Annotated[str, Parameter("path", "action", "enable or disable")]
 DebugPercent = Annotated[str, Parameter("path", "percent", "Share of tuples")]
 _RequestedNumber = int | Annotated[Number, AfterValidator(int)] | None
+"""Number as JSON or, from Storm's UI, as text."""
 
 
 class RebalanceOptions(RequestModel):

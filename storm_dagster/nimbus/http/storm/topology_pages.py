@@ -334,6 +334,7 @@ def _error_place(error: TaskError, topology_id: str, links: Links) -> dict[str, 
 
 
 def _last_error(part: ComponentSnapshot, topology_id: str, links: Links) -> dict[str, Any]:
+    """Fields of a component's newest error; without an error they are empty or null."""
     if part.errors:
         newest = part.errors[0]
         return {
