@@ -6,11 +6,14 @@ delays leadership.
 """
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+
+from starlette.types import ASGIApp
 
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.files import hold_folder
@@ -65,8 +68,15 @@ from storm_dagster.zk.leadership import LeadershipSession
 _log = logging.getLogger(__name__)
 
 _SYNC_SECS = 5.0
+"""Longest pause between two synchronizations of blobs."""
+_GATHER_SECS = 0.2
+"""Pause before a synchronization because of a new blob: those that follow it come along."""
 _UPKEEP_SECS = 1.0
+"""Pause between two rounds of the upkeep."""
 _TRIM_SECS = 60.0
+"""Interval at which unused memory is returned to the system."""
+_JOIN_SECS = 5.0
+"""Longest wait for the end of each thread; it is a daemon thread and ends with the process."""
 
 
 def run(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event) -> int:
@@ -92,6 +102,11 @@ def run(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event) ->
 def _serve(
     conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event, stack: ExitStack
 ) -> None:
+    """Start all parts in order, and run the election until ``stop``.
+
+    ``stack`` ends them in the reverse order: the services, leadership, the threads, the handles. A
+    container that is gone, or an address that fails, also ends the election; its error is raised.
+    """
     check_mode(conf)
     security = Security.of(conf)
     host = check_exposure(conf, "nimbus", "secret or tls")
@@ -99,17 +114,12 @@ def _serve(
     folder = home / "nimbus" / nimbus_id
     for path in (folder / "inbox", folder / "cache"):
         path.mkdir(parents=True, exist_ok=True)
-    listener = listen(host, conf["nimbus.http.port"], "nimbus.http.port")
-    stack.callback(listener.close)
-    thrift_listener = listen(
-        thrift_host(conf, host), conf["nimbus.thrift.port"], "nimbus.thrift.port"
-    )
-    stack.callback(thrift_listener.close)
+    listener, thrift_listener = _listen(conf, host, stack)
     identity = Identity(
         id=nimbus_id,
         host=host,
-        thrift_port=int(thrift_listener.getsockname()[1]),
-        http_port=int(listener.getsockname()[1]),
+        thrift_port=_port_of(thrift_listener),
+        http_port=_port_of(listener),
         version=__version__,
         scheme=security.scheme,
     )
@@ -126,41 +136,28 @@ def _serve(
     thrift = ThriftService(nimbus, reader, submissions, lifecycle, thrift_listener)
     takeover = TakeOver(nimbus, submissions, lifecycle)
     ended = threading.Event()
-    threads = (
-        ("nimbus-duties", lambda: LeaderDuties(nimbus).run(ended)),
-        ("nimbus-transitions", lambda: LeaderTransitions(nimbus).run(ended)),
-        ("nimbus-reports", lambda: LeaderReports(nimbus).run(ended)),
-        ("nimbus-healing", lambda: LeaderHealing(nimbus).run(ended)),
-        ("nimbus-blob-sync", lambda: _synchronize(sync, sync_wake, ended)),
-        ("nimbus-takeover", lambda: takeover.run(ended)),
-        ("nimbus-actions", lambda: ActionNotifier(nimbus).run(ended)),
-        ("nimbus-upkeep", lambda: _keep_up(nimbus, ended)),
-    )
-    for name, work in threads:
+    threads: dict[str, Callable[[], None]] = {
+        "nimbus-duties": lambda: LeaderDuties(nimbus).run(ended),
+        "nimbus-transitions": lambda: LeaderTransitions(nimbus).run(ended),
+        "nimbus-reports": lambda: LeaderReports(nimbus).run(ended),
+        "nimbus-healing": lambda: LeaderHealing(nimbus).run(ended),
+        "nimbus-blob-sync": lambda: _synchronize(sync, sync_wake, ended),
+        "nimbus-takeover": lambda: takeover.run(ended),
+        "nimbus-actions": lambda: ActionNotifier(nimbus).run(ended),
+        "nimbus-upkeep": lambda: _keep_up(nimbus, ended),
+    }
+    for name, work in threads.items():
         thread = threading.Thread(target=work, name=name, daemon=True)
-        stack.callback(thread.join, 5.0)
+        stack.callback(thread.join, _JOIN_SECS)
         thread.start()
-    watches: list[AnnouncedName | ContainerHeartbeat] = [AnnouncedName(host, listener)]
-    container = container_heartbeat(conf, folder)
-    if container is not None:
-        watches.append(container)
-    for watch in watches:
-        threading.Thread(
-            target=watch.run, args=(ended, stop), name="nimbus-surroundings", daemon=True
-        ).start()
+    watches = _watch_surroundings(conf, folder, AnnouncedName(host, listener), ended, stop)
+    # At the end the stack sets ``ended`` first, and then wakes the thread that waits for new blobs.
     stack.callback(sync_wake.set)
     stack.callback(ended.set)
     # Resigning first makes another nimbus lead at once, while this one still ends its threads.
     stack.callback(_resign, nimbus)
-    tls = None
-    if security.tls:
-        tls = security.server_context(client_certificate=security.http_needs_certificate)
-    service = HttpService(
-        build_app(nimbus, reader, submissions, lifecycle),
-        listener,
-        tls=tls,
-        own_user_only=owners_only(security),
-    )
+    app = build_app(nimbus, reader, submissions, lifecycle)
+    service = _http_service(app, listener, security)
     stack.callback(service.stop)
     service.start()
     stack.callback(thrift.stop)
@@ -179,10 +176,57 @@ def _serve(
             raise watch.failure
 
 
+def _listen(conf: ClusterConf, host: str, stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Listening sockets of the HTTP service and of the Thrift service; ``stack`` closes them."""
+    listener = listen(host, conf["nimbus.http.port"], "nimbus.http.port")
+    stack.callback(listener.close)
+    thrift_listener = listen(
+        thrift_host(conf, host), conf["nimbus.thrift.port"], "nimbus.thrift.port"
+    )
+    stack.callback(thrift_listener.close)
+    return listener, thrift_listener
+
+
+def _port_of(listener: socket.socket) -> int:
+    """Port of a listening socket: the conf may leave its choice to the system (port 0)."""
+    _, port, *_ = listener.getsockname()
+    return int(port)
+
+
+def _watch_surroundings(
+    conf: ClusterConf,
+    folder: Path,
+    announced_name: AnnouncedName,
+    ended: threading.Event,
+    stop: threading.Event,
+) -> list[AnnouncedName | ContainerHeartbeat]:
+    """Watch the announced name and the container, each in a thread until ``ended``.
+
+    A watch that fails sets its ``failure``, and then ``stop``.
+    """
+    watches: list[AnnouncedName | ContainerHeartbeat] = [announced_name]
+    container = container_heartbeat(conf, folder)
+    if container is not None:
+        watches.append(container)
+    for watch in watches:
+        threading.Thread(
+            target=watch.run, args=(ended, stop), name="nimbus-surroundings", daemon=True
+        ).start()
+    return watches
+
+
+def _http_service(app: ASGIApp, listener: socket.socket, security: Security) -> HttpService:
+    """HTTP service of the application, with TLS if the conf has certificates."""
+    tls = None
+    if security.tls:
+        tls = security.server_context(client_certificate=security.http_needs_certificate)
+    return HttpService(app, listener, tls=tls, own_user_only=owners_only(security))
+
+
 def _open(
     conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack: ExitStack
 ) -> tuple[Nimbus, BlobSync]:
-    """Open the handles in order and wire them to each other."""
+    """Open the handles in order and wire them to each other; ``stack`` closes them."""
     inimbus = load_inimbus(conf, folder / "ininumbus")
     security = Security.of(conf)
     base = open_blob_store(conf, folder)
@@ -195,6 +239,7 @@ def _open(
     stack.callback(leadership.close)
     status = LeaderStatus(identity.address, leadership.is_leader)
     registry = BlobRegistry(cluster, identity.address, reads)
+    # The lambdas use ``nimbus``, which is made below from these parts.
     replicator = Replicator(
         lambda: nimbus.peers(),
         base.open,
@@ -262,9 +307,9 @@ def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess
 
 
 def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
-    """Read the whole cluster once as a new leader.
+    """Read the whole cluster once as a new leader, and take over the events of former leaders.
 
-    A nimbus must not lead a cluster that it cannot read.
+    A nimbus must not lead a cluster that it cannot read. Missing folders of the state are created.
     """
     for path in paths.FIRST_LEVEL:
         nimbus.cluster.state.mkdirs(path)
@@ -295,7 +340,7 @@ def _synchronize(sync: BlobSync, wake: threading.Event, ended: threading.Event) 
             _log.exception("synchronizing blobs failed")
         if not ended.is_set() and wake.wait(_SYNC_SECS):
             # Several blobs are registered within a moment: one round fetches them together.
-            ended.wait(0.2)
+            ended.wait(_GATHER_SECS)
 
 
 def _keep_up(nimbus: Nimbus, ended: threading.Event) -> None:
@@ -327,6 +372,7 @@ def _keep_up(nimbus: Nimbus, ended: threading.Event) -> None:
 
 
 def _resign(nimbus: Nimbus) -> None:
+    """Stop acting as the leader and give leadership up; no effect at a follower."""
     nimbus.status.update(epoch=None, leader=None, leader_http=None)
     try:
         nimbus.leadership.resign()

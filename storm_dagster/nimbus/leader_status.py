@@ -16,12 +16,13 @@ class LeadershipSnapshot:
     leader: str | None = None
     """Address of the leader, which may be this nimbus."""
     leader_http: str | None = None
+    """Base URL of the leader; ``None`` without a leader or while it is not known."""
     lacking: frozenset[str] = frozenset()
     """Keys of blobs of active topologies that this nimbus lacks."""
 
     @property
     def missing(self) -> int:
-        """Number of blobs that this nimbus lacks."""
+        """Number of the blobs in ``lacking``."""
         return len(self.lacking)
 
 
@@ -35,10 +36,12 @@ class LeaderStatus:
 
     def __init__(self, me: str, certain: Callable[[int], bool]) -> None:
         self.me = me
+        """Address of this nimbus, ``host:port``."""
         self._certain = certain
         self.snapshot: LeadershipSnapshot = LeadershipSnapshot()
         """The newest snapshot, replaced as a whole."""
         self._lock = threading.Lock()
+        """Held while a new snapshot is made of the old one: several threads replace it."""
 
     def update(self, *, epoch: int | None, leader: str | None, leader_http: str | None) -> None:
         """Replace the snapshot (called by the election loop only)."""
@@ -54,7 +57,7 @@ class LeaderStatus:
 
     @property
     def epoch(self) -> int | None:
-        """Epoch in which this nimbus may act now; ``None`` if it may not."""
+        """Epoch in which this nimbus may act now; ``None`` if it must not act as the leader."""
         epoch = self.snapshot.epoch
         if epoch is None or not self._certain(epoch):
             return None

@@ -47,6 +47,7 @@ class Identity:
     scheme: str = "http"
     """``https`` when its services speak TLS."""
     started: float = field(default_factory=time.monotonic)
+    """Monotonic seconds."""
     started_secs: int = field(default_factory=lambda: int(time.time()))
     """Epoch seconds of this machine (shown, never compared)."""
 
@@ -87,7 +88,7 @@ class Nimbus:
     expiring: list[TimeCacheMap[str, Any]] = field(default_factory=list)
     """Transfers and tokens that expire when they are left idle; advanced by the upkeep thread."""
     alarm: str | None = None
-    """Why this leader's own healing pauses."""
+    """Reason why this leader's own healing pauses; ``None`` while it does not."""
     inimbus: INimbus | None = None
     """The plug-in of ``nimbus.inimbus.class``."""
     reads: CachedReads | None = None
@@ -96,6 +97,7 @@ class Nimbus:
     Writes are decided by reads of ZooKeeper itself.
     """
     wake_election: Callable[[], None] = lambda: None
+    """Make the election poll at once; the daemon sets it when the election exists."""
     verb_executed: threading.Event = field(default_factory=threading.Event)
     """Set when the leader has executed a verb: its duties then poll at once."""
 
@@ -137,7 +139,10 @@ class Nimbus:
         return self.reads.load_view(self.cluster.cluster_id())
 
     def peers(self) -> list[NimbusPeer]:
-        """Return every other nimbus that is alive, the leader included."""
+        """Return every other nimbus that is alive, the leader included, by address.
+
+        A leader whose epoch has not begun or has another leader is left out: its URL is not known.
+        """
         peers: dict[str, NimbusPeer] = {}
         for address, detail in self.leadership.followers().items():
             http = detail.get("http")
@@ -160,9 +165,10 @@ class Nimbus:
 def repeat(
     work: Callable[[], object], pause_secs: float, ended: threading.Event, later: str
 ) -> None:
-    """Do the work after each pause until ``ended`` is set.
+    """Do the work after each pause until ``ended`` is set; the first pause comes first.
 
-    An error is logged with ``later``, which names the delayed work.
+    An error is logged with ``later``, which names the delayed work, and the work continues after
+    the next pause.
     """
     while not ended.wait(pause_secs):
         try:

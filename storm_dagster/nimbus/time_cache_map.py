@@ -15,6 +15,7 @@ V = TypeVar("V")
 
 _log = logging.getLogger(__name__)
 _GENERATIONS = 3
+"""``n`` above: an entry expires at an age between ``E`` and ``1.5 * E``."""
 
 
 class TimeCacheMap(Generic[K, V]):
@@ -36,16 +37,22 @@ class TimeCacheMap(Generic[K, V]):
         if expiry_secs <= 0:
             raise ValueError(f"expiry must be positive, got {expiry_secs}")
         self._rotation_secs = expiry_secs / (_GENERATIONS - 1)
+        """Interval of the rotations."""
         self._entries: dict[K, tuple[int, V]] = {}
         """Key -> number of rotations at its last refresh, and the value."""
         self._on_expire = on_expire
         self._limit = limit
         self._began = now
         self._rotations = 0
+        """Number of rotations since ``_began``."""
         self._lock = threading.Lock()
 
     def advance(self, now: float) -> None:
-        """Make every rotation that is due at ``now`` (monotonic seconds)."""
+        """Make every rotation that is due at ``now`` (monotonic seconds).
+
+        Expired entries are removed, and then ``on_expire`` is called for each; its errors are
+        logged.
+        """
         with self._lock:
             rotations = int((now - self._began) / self._rotation_secs)
             if rotations == self._rotations:
@@ -64,7 +71,7 @@ class TimeCacheMap(Generic[K, V]):
                 _log.exception("expiring %r failed", key)
 
     def put(self, key: K, value: V) -> bool:
-        """Put or refresh the entry; return ``False`` if the map is full."""
+        """Put or refresh the entry; return ``False`` if it is new and the map is full."""
         with self._lock:
             if key not in self._entries and len(self._entries) >= self._limit:
                 return False
@@ -97,6 +104,6 @@ class TimeCacheMap(Generic[K, V]):
         return len(self._entries)
 
     def build_map(self) -> dict[K, V]:
-        """Return all entries."""
+        """Return a copy with all entries."""
         with self._lock:
             return {key: value for key, (_, value) in self._entries.items()}

@@ -21,13 +21,16 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 10
+"""Attempts of a transaction that other nimbuses' changes of the same key make fail."""
 
 
 class BlobRecord(Record):
     """Content of ``/blobstoremaxkeysequencenumber/<key>``."""
 
     sequence: int
+    """Highest number that a content of the key has had."""
     sha256: str
+    """Hash of the content with that number."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,9 @@ class Registered:
 
     key: str
     record: BlobRecord | None
+    """``None`` if the key is not registered, or has only nodes of holders."""
     version: int | None
-    """Data version of the record's node."""
+    """Data version of the record's node; ``None`` without a record."""
     holders: Mapping[str, tuple[str, int]]
     """Name of the node of each holder -> its address and the number of its content."""
 
@@ -89,14 +93,21 @@ class BlobRegistry:
         self._state = cluster.state
         self._cached = cached or cluster.state
         self.me = me
-        # key -> (sequence, session) of the registrations that this process made: spares one read
-        # for each key and round.
         self._own: dict[str, tuple[int, int]] = {}
+        """Key -> (sequence, session id) of the registration that this process made.
+
+        A node of another session, with the same name, must be made once more: it ends with that
+        session.
+        """
 
     def keys(self, watch: bool = False) -> list[str]:
-        """All registered keys."""
+        """All registered keys.
+
+        With ``watch`` they are read from ZooKeeper, and their list is watched; else from the cache.
+        """
         state = self._state if watch else self._cached
         keys = state.find_children(paths.BLOBSTORE, watch) or []
+        # Keys that other nimbuses removed must not accumulate; this is rare enough to cost nothing.
         if len(self._own) > 2 * len(keys) + 100:
             self._drop_own_except(keys)
         return keys
@@ -126,7 +137,12 @@ class BlobRegistry:
         return self.read(keys, self._cached)
 
     def read(self, keys: Iterable[str], state: ClusterState | None = None) -> dict[str, Registered]:
-        """Read the registrations of those keys, all in parallel."""
+        """Read the registrations of those keys, all in parallel.
+
+        A key that is not registered has an entry without record and holders. Without ``state`` they
+        are read from ZooKeeper, and a damaged record raises :class:`Corrupt`; with another state
+        it is logged, and its key left out.
+        """
         keys = list(keys)
         state = state or self._state
         nodes = state.get_many([paths.blob_max_sequence(key) for key in keys])
@@ -172,6 +188,7 @@ class BlobRegistry:
                     transaction.create(paths.blob_max_sequence(meta.key), raw)
                 else:
                     transaction.set(paths.blob_max_sequence(meta.key), raw, registered.version)
+                # This nimbus no longer has the content that it was registered with.
                 for node, (address, _) in registered.holders.items():
                     if address == self.me:
                         transaction.delete(paths.blob(meta.key, node))
@@ -200,8 +217,9 @@ class BlobRegistry:
     def register_held(self, meta: BlobMeta, registered: Registered | None = None) -> bool:
         """Register that this nimbus holds the recorded content.
 
-        Returns ``False`` if its content is another one. :class:`Conflict` if the registrations of
-        the key change at the same time.
+        Without ``registered`` the registrations are read. Returns ``False`` if its content is
+        another one, or the key is not registered: its registration is then withdrawn.
+        :class:`Conflict` if the registrations of the key change at the same time.
         """
         registered = registered or self.read([meta.key])[meta.key]
         if registered.record is None or registered.record.sha256 != meta.sha256:
@@ -236,7 +254,7 @@ class BlobRegistry:
     def forget(self, key: str, *, epoch: int) -> None:
         """Remove the key and its number, in one transaction.
 
-        A key that is not registered is left alone.
+        A key that is not registered is left alone. :class:`Fenced` if ``epoch`` is over.
         """
         for _ in range(_ATTEMPTS):
             self._own.pop(key, None)
@@ -276,6 +294,7 @@ def split_holder(holder: str) -> tuple[str, int]:
 
 
 def _valid_holders(key: str, nodes: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """Node name -> (address, number) of each holder; other nodes are logged and left out."""
     holders: dict[str, tuple[str, int]] = {}
     for node in nodes:
         try:

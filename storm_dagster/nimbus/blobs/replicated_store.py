@@ -22,6 +22,7 @@ from storm_dagster.nimbus.leader_status import LeaderStatus
 _log = logging.getLogger(__name__)
 
 BaseStore = LocalBlobStore | FsspecBlobStore
+"""Store of contents: one of this nimbus alone, or one that all nimbuses share."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,14 @@ class NimbusBlobStore:
         self.exists = base.exists
         self.list = base.list
         self.shared: bool = not isinstance(base, LocalBlobStore)
+        """True if every nimbus sees the same blobs."""
         self._status = status
         self._registry = registry
         self._replicator = replicator
         self._minimum = minimum
+        """Number of nimbuses that must hold a blob where the terms of a write name none."""
         self._terms = WriteTerms()
+        """Terms of the writes that get none as an argument."""
         self.changes = KeyedLocks()
         """Lock of each key, from a change of the local copy until its registration.
 
@@ -78,7 +82,7 @@ class NimbusBlobStore:
         """
 
     def accepting_fewer(self, minimum: int | None = None) -> "NimbusBlobStore":
-        """Return this store with terms that accept fewer copies.
+        """Return this store with terms that accept fewer copies; this object is not changed.
 
         As :class:`~storm_dagster.blobstore.store.ReplicatedStore` defines it.
         """
@@ -91,7 +95,11 @@ class NimbusBlobStore:
     def put(
         self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
     ) -> BlobMeta:
-        """Store, register and replicate a blob; ``Unavailable`` at a follower."""
+        """Store, register and replicate a blob.
+
+        :class:`NotLeading` at a follower. If a later step fails, the blob stays stored here: the
+        write can be repeated.
+        """
         epoch = self._status.require()
         with self.changes.hold(key):
             meta = self.base.put(key, chunks, expected_sha256=expected_sha256)
@@ -103,6 +111,8 @@ class NimbusBlobStore:
         """Remove the blob everywhere.
 
         Its registration goes first, so that no follower fetches it after it has deleted it.
+        :class:`KeyNotFound` if it is not here; its registration is removed nevertheless. Followers
+        that cannot be reached now delete it when they synchronize.
         """
         epoch = self._status.require(None if terms is None else terms.epoch)
         with self.changes.hold(key):
@@ -146,7 +156,10 @@ class NimbusBlobStore:
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
         """Store content that is here already; as :meth:`put_content`, for operations."""
         stored = self.put_content(key, sha256, self._terms)
-        return None if stored is None else stored[0]
+        if stored is None:
+            return None
+        meta, _ = stored
+        return meta
 
     def accept_replica(self, key: str, sha256: str, path: Path | None) -> BlobMeta:
         """Store a copy that the leader sent; its epoch has been checked.
@@ -167,7 +180,10 @@ class NimbusBlobStore:
         return meta
 
     def drop_replica(self, key: str) -> None:
-        """Remove a copy at the leader's request; a missing one is ignored."""
+        """Remove a copy at the leader's request; a missing one is ignored.
+
+        Its registration is left alone.
+        """
         with suppress(KeyNotFound):
             self.base.delete(key)
 
@@ -180,10 +196,12 @@ class NimbusBlobStore:
         """Copy a stored blob to the followers; return the number of nimbuses that hold it."""
         minimum = self._minimum if terms.minimum is None else terms.minimum
         if self.shared:
+            # One copy serves all nimbuses: every number that was asked for is reached.
             return max(1, minimum)
         copies = self._replicator.push(
             meta, epoch=epoch, minimum=max(1, minimum), allow_degraded=terms.allow_degraded
         )
         if not is_registered_kind(meta.key):
+            # No transaction of a registration has proved that this nimbus still leads.
             self._registry.check_epoch(epoch)
         return copies

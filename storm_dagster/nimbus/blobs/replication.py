@@ -24,9 +24,11 @@ from storm_dagster.security.settings import Security
 
 _log = logging.getLogger(__name__)
 _RETRY_SECS = 0.5
+"""Pause before the pushes to peers that did not take a blob are repeated."""
 _OFFER_SECS = 3.0
 """Limit of an offer by hash, which carries no content: a peer that is slower hangs."""
 _AT_ONCE = 4
+"""Threads for each peer, which push to it at the same time."""
 _MAX_WAITING = 64
 """Limit of pushes that wait for one peer; it fetches further blobs when it synchronizes."""
 MAX_WAIT_SECS = 20.0
@@ -50,16 +52,19 @@ class NimbusPeer:
 class Replicator:
     """Pushes of blobs to the followers.
 
-    ``peers`` is called for each push and each retry. ``absent`` returns the addresses of expected
-    nimbuses that are not registered, for the error.
+    ``peers`` is called for each push and each retry. ``open`` opens the content of a key for
+    reading. ``absent`` returns the addresses of expected nimbuses that are not registered, for the
+    error.
     """
 
     _peers: Callable[[], list[NimbusPeer]]
     _open: Callable[[str], AbstractContextManager[BinaryIO]]
     _: KW_ONLY
     wait_secs: float
+    """Longest wait for copies, at most :data:`MAX_WAIT_SECS`."""
     absent: Callable[[], list[str]] = list
     read_timeout_secs: float = 30.0
+    """Longest silence of a peer that takes a content."""
     security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
@@ -75,6 +80,7 @@ class Replicator:
             lambda: ThreadPoolExecutor(_AT_ONCE, "blob-push")
         )
         self._waiting: Counter[str] = Counter()
+        """Address of a peer -> number of its pushes that wait or run."""
 
     def close(self) -> None:
         """Drop the waiting pushes and close the connections."""
@@ -110,12 +116,12 @@ class Replicator:
 
         Returns the number of nimbuses, this one included, that hold it, as soon as there are
         ``minimum``; the other pushes continue. With ``allow_degraded`` it waits only for nimbuses
-        that are alive. Without, it raises :class:`Unavailable` if too few hold the blob within the
-        wait.
+        that are alive, and returns after one attempt at each. Without, it raises
+        :class:`Unavailable` if too few hold the blob within the wait.
         """
         deadline = time.monotonic() + min(self.wait_secs, MAX_WAIT_SECS)
         holders: set[str] = set()
-        refusals: dict[str, str] = {}
+        refusals: dict[str, str] = {}  # Address of a peer -> why it does not hold the blob.
         while True:
             running = self._start_pushes(meta, epoch, holders)
             while running and 1 + len(holders) < minimum:
@@ -130,6 +136,7 @@ class Replicator:
                         continue
                     reason = error or type(error).__name__
                     refusals[peer.address] = f"{peer.address} did not take it ({reason})"
+                    # An error that no peer causes: a defect here.
                     if not isinstance(error, StormDagsterError | httpx.HTTPError | OSError):
                         raise error
                 if not ended:
@@ -179,12 +186,16 @@ class Replicator:
             self._submit(peer, self._delete_one, key, epoch)
 
     def _push_one(self, peer: NimbusPeer, meta: BlobMeta, epoch: int) -> None:
+        """Offer the blob by its hash, and send its content if the peer lacks it.
+
+        An error is logged and raised.
+        """
         url = _replica_url(peer, meta.key)
         headers = {"X-Content-SHA256": meta.sha256, "X-Storm-Epoch": str(epoch)}
         try:
             offer_headers = {**headers, "X-Content-By-Hash": "true"}
             response = self._http.put(url, headers=offer_headers, content=b"", timeout=_OFFER_SECS)
-            if response.status_code == 404:
+            if response.status_code == 404:  # The peer lacks the content.
                 headers["Content-Length"] = str(meta.size)
                 with self._open(meta.key) as stream:
                     response = self._http.put(url, headers=headers, content=chunks_of(stream))

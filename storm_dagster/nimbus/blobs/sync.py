@@ -50,10 +50,12 @@ class BlobSync:
         self._base = nimbus.blobs.base
         self._peers = nimbus.peers
         self._keep_secs = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
+        """Seconds for which a blob that the leader no longer has is kept."""
         self._follow_secs = min(_FOLLOW_SECS, self._keep_secs)
         self._followed: tuple[str | None, float] | None = None
-        # Blob that the leader no longer has -> time at which that was first seen.
+        """Leader and monotonic time of the last comparison with the leader's blobs."""
         self._unneeded: dict[str, float] = {}
+        """Key of a blob that the leader no longer has -> time at which that was first seen."""
         options = Security.of(nimbus.conf).client_options()
         self._http = httpx.Client(timeout=httpx.Timeout(SILENT_SECS, connect=2.0), **options)
 
@@ -81,6 +83,10 @@ class BlobSync:
         return lacking, needed
 
     def _is_held(self, entry: Registered) -> bool:
+        """True if this nimbus has the blob, and its content is the registered one.
+
+        Without a record any content is the right one.
+        """
         try:
             meta = self._base.meta(entry.key)
         except (KeyNotFound, Corrupt):
@@ -106,16 +112,20 @@ class BlobSync:
                 still_lacking.discard(key)
                 self._status.set_lacking(still_lacking)
         self._take_registered(set(needed))
-        leader = self._status.snapshot.leader
-        now = time.monotonic()
-        if (
-            self._followed is None
-            or leader != self._followed[0]
-            or now - self._followed[1] >= self._follow_secs
-        ):
-            self._followed = leader, now
+        if self._take_follow_turn():
             self._follow_leader(set(needed))
         return len(still_lacking)
+
+    def _take_follow_turn(self) -> bool:
+        """True, and noted, if the leader is new or was compared long enough ago."""
+        leader = self._status.snapshot.leader
+        now = time.monotonic()
+        if self._followed is not None:
+            followed_leader, followed_at = self._followed
+            if leader == followed_leader and now - followed_at < self._follow_secs:
+                return False
+        self._followed = leader, now
+        return True
 
     def _take_registered(self, needed: set[str]) -> None:
         """Register or fetch the blobs of topologies whose submission is not finished.
@@ -135,6 +145,10 @@ class BlobSync:
                 self._fetch_needed(entry)
 
     def _register(self, entries: Iterable[Registered]) -> None:
+        """Register that this nimbus holds those blobs; a lost race is left to the next round.
+
+        A follower does not register a blob without a record.
+        """
         for entry in entries:
             try:
                 meta = self._base.meta(entry.key)
@@ -150,7 +164,8 @@ class BlobSync:
         """Store the blob from content that is here, or from a peer.
 
         Returns ``False`` if it cannot be stored from either. No write of the blob comes in
-        between, and the registration is read once more: it may be of the time before a write.
+        between, and the registration is read once more: ``entry`` may be of the time before a
+        write.
         """
         with self._blobs.changes.hold(entry.key):
             try:
@@ -164,6 +179,11 @@ class BlobSync:
             return self._fetch_locked(entry)
 
     def _fetch_locked(self, entry: Registered) -> bool:
+        """Store and register a blob that is not held, while its key is locked.
+
+        Without a record the content of any peer is stored, and it is not registered. Returns
+        ``False`` if the content is neither here nor at a peer, or cannot be stored.
+        """
         sha256 = entry.record.sha256 if entry.record else None
         if sha256 is not None:
             try:
@@ -210,7 +230,8 @@ class BlobSync:
         """Make a follower's other blobs those of the leader.
 
         These are staged and uploaded blobs and reports. The follower fetches the leader's, and
-        drops its old ones.
+        drops its old ones. No effect at the leader, with a shared store, or while the leader or
+        its blobs are unknown. ``needed`` are the keys of blobs of active topologies.
         """
         status = self._status.snapshot
         if self._blobs.shared or status.leader in (None, self._status.me):
@@ -269,7 +290,10 @@ class BlobSync:
             _log.info("%s cannot be fetched from the leader: %s", key, error)
 
     def _drop_unneeded(self, keys: set[str]) -> None:
-        """Drop the blobs that have been unneeded for longer than the inbox keeps files."""
+        """Drop the blobs that have been unneeded for longer than the inbox keeps files.
+
+        ``keys`` are all that are unneeded now; the time of others is forgotten.
+        """
         now = time.monotonic()
         self._unneeded = {key: self._unneeded.get(key, now) for key in keys}
         for key, since in self._unneeded.items():
@@ -278,8 +302,9 @@ class BlobSync:
                 self._blobs.drop_replica(key)
 
     def _fetch(self, http: str, key: str, sha256: str | None) -> BlobMeta:
-        """Fetch and store a blob of another nimbus.
+        """Fetch and store a blob of another nimbus; without ``sha256`` any content.
 
+        :class:`KeyNotFound` if it does not have the blob, :class:`Unavailable` for another answer,
         :class:`Corrupt` if its content does not have the announced hash, or if that is not
         ``sha256``.
         """

@@ -32,20 +32,24 @@ _log = logging.getLogger(__name__)
 
 Part = Literal["archive", "conf", "topology"]
 PARTS: tuple[Part, ...] = ("archive", "conf", "topology")
+"""Parts that make an upload complete; it may have other blobs, such as that of its user."""
 _HANDLE = re.compile(r"[0-9a-f]{32}")
 _MAX_OPEN = 1000
+"""Limit of open sessions of all users."""
 MAX_PER_USER = 100
 """Limit of sessions of one user who is not an administrator.
 
 It keeps one user from taking the sessions of all others.
 """
 _MAX_CANCELLED = 10_000
+"""Limit of remembered cancelled sessions; parts that arrive for others stay for the cleaner."""
 
 
 def check_share(owners: Iterable[str | None], title: str) -> None:
     """Raise :class:`Unavailable` if the user of the request has too many sessions.
 
-    ``owners`` are the users of the open sessions, ``title`` names one of them.
+    ``owners`` are the users of the open sessions, ``title`` names the kind of session in the error.
+    Administrators have no limit.
     """
     user = LIMITED_USER.get()
     if user is None:
@@ -75,6 +79,7 @@ class Uploads:
         self._cancelled: TimeCacheMap[str, str] = TimeCacheMap(
             max(600.0, expiry_secs), now=now, limit=_MAX_CANCELLED
         )
+        """Cancelled handles, as key and value: parts of theirs that still arrive are dropped."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -105,7 +110,7 @@ class Uploads:
         return handle
 
     def bind(self, handle: str) -> None:
-        """Store the user of the upload.
+        """Store the user of the upload; no effect for administrators, or if one is stored.
 
         Later leaders read it, and so does the submission, which the rights of this user limit, also
         if another user launches it.
@@ -207,7 +212,11 @@ class Uploads:
         return parts
 
     def cancel(self, handle: str) -> None:
-        """Drop the session and its parts; an unknown handle is ignored."""
+        """Drop the session and its parts.
+
+        For an administrator an unknown handle is ignored. :class:`KeyNotFound` for a malformed one,
+        and for one that the user must not use.
+        """
         self.check(handle)
         self._cancelled.put(handle, handle)
         self._open.remove(handle)
@@ -218,6 +227,7 @@ class Uploads:
         self.cancel(handle)
 
     def _drop(self, handle: str) -> None:
+        """Delete the blobs of a session; those that cannot be deleted now stay for the cleaner."""
         # The blob with the user goes last: until then the parts still belong to that user.
         keys = self._blobs.keys(f"upload.{handle}.")
         for key in sorted(keys, key=lambda key: key.endswith(".submitter")):

@@ -23,15 +23,19 @@ from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_sto
 _log = logging.getLogger(__name__)
 
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
+"""Statuses of runs that have ended."""
 _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _REPEAT_REMEDY = (
     "repeat the request (a submission: with its token); it continues the work of the run"
 )
 _MAX_EVENT_PAGES = 50
+"""Limit of the pages of a run's events that are searched for failures."""
 _LAUNCH_SECS = 60.0
+"""Default of ``launch_secs``."""
 LOOKUP_SECS = 10.0
 """Limit of a search for a run by its tag: on a busy machine even a short query is slow."""
 _PARTITION_TAG = "dagster/partition"
+"""Dagster's tag of the partition key of a run."""
 REPOSITORY = "__repository__"
 """Repository of the Definitions of a code location, as Dagster names it."""
 
@@ -73,6 +77,7 @@ class DagsterClient:
         self._launch_secs = launch_secs
         self.names = names or DagsterNames()
         self._selector = {"repositoryLocationName": location, "repositoryName": REPOSITORY}
+        """GraphQL selector of the code location of the cluster."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -97,7 +102,7 @@ class DagsterClient:
         return f"{site}/runs/{run_id}" if site else None
 
     def add_partition(self, key: str, patience: float | None = None) -> None:
-        """Register a partition key within ``patience`` seconds.
+        """Register a partition key within ``patience`` seconds; ``None`` for the timeout.
 
         A key that is registered already is left alone.
         """
@@ -116,7 +121,8 @@ class DagsterClient:
     ) -> str:
         """Launch a run of ``job`` and return its id.
 
-        ``patience`` (seconds) replaces the timeout.
+        ``patience`` (seconds) replaces the timeout. If the launch fails because of the code
+        location, the error names its problem.
         """
         job = self.names.name(job)
         all_tags = {**PRIORITY_TAGS, **tags}
@@ -149,8 +155,9 @@ class DagsterClient:
 
         For a caller that has no other way. Dagster must show within the timeout that it is alive,
         and then has ``launch_secs`` to register ``partition`` and to launch. ``before_launch`` is
-        called right before the launch. If its response is missing, or Dagster reports an internal
-        error, the run is looked up by the tag, because Dagster may have launched it before.
+        called right before the launch. If the response to the launch is missing, or Dagster reports
+        an internal error, the run is looked up by the tag, because Dagster may have launched it
+        before.
         :class:`Unavailable` if Dagster does not have the run: it may still appear, so the caller
         repeats the launch with the same tag or not at all.
         """
@@ -162,6 +169,7 @@ class DagsterClient:
             all_tags[_PARTITION_TAG] = partition
         if before_launch is not None:
             before_launch()
+        # After a slow registration the launch still gets a second.
         remaining = max(1.0, deadline - time.monotonic())
         try:
             return self.launch(job, run_config, all_tags, patience=remaining)
@@ -279,7 +287,10 @@ class DagsterClient:
         self._transport.report(f"report_asset_{event.kind}/", document)
 
     def _failures(self, run_id: str) -> list[Mapping[str, Any]]:
-        """Return the events of the failures of a run and its steps."""
+        """Return the events of the failures of a run and its steps, in the order of its log.
+
+        Those behind the limit of pages are left out.
+        """
         failures: list[Mapping[str, Any]] = []
         cursor: str | None = None
         for _ in range(_MAX_EVENT_PAGES):
@@ -304,8 +315,9 @@ class DagsterClient:
     ) -> Mapping[str, Any]:
         """Return the ``expected`` answer to an operation on the cluster's code location.
 
-        If the answer is another one, the error names the problem of the code location, if it has
-        one.
+        ``doing`` names the operation in errors. If the answer is another one, a request that
+        Dagster refuses raises :class:`InvalidRequest`; else the error names the problem of the code
+        location, if it has one.
         """
         result = self._transport.graphql(operation, variables, patience)
         if result["__typename"] in expected:
@@ -321,12 +333,13 @@ class DagsterClient:
 def location_problem(
     doing: str,
     entries: Sequence[Mapping[str, Any]],
-    repositoryLocationName: str,
+    repositoryLocationName: str,  # The names are the keys of Dagster's selector.
     repositoryName: str,
 ) -> Misconfigured | Unavailable | None:
     """Return the problem of the code location that the conf names.
 
-    ``entries`` are those of Dagster's workspace. ``None`` if the location is loaded.
+    ``doing`` names the operation that failed. ``entries`` are those of Dagster's workspace.
+    ``None`` if the location is loaded and has the repository.
     """
     name = repositoryLocationName
     entry = None
@@ -384,9 +397,13 @@ def run_document(
 
 
 def _step_documents(run: Mapping[str, Any], names: DagsterNames) -> list[dict[str, Any]]:
-    """Return the steps of a run in their order."""
+    """Return the steps of a run in the order of :func:`run_document`.
+
+    Of a run of selected steps only those that were selected or began are returned.
+    """
     stats = {step["stepKey"]: step for step in run.get("stepStats") or ()}
     plan = run.get("executionPlan") or {}
+    # A run that has not started may have no plan, and a plan may lack steps that began.
     keys = [step["key"] for step in plan.get("steps") or ()] or list(stats)
     keys += [key for key in stats if key not in keys]
 
@@ -470,7 +487,10 @@ def _failure_text(event: Mapping[str, Any], names: DagsterNames) -> str:
 
 
 def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
-    """Return the error of an operation that Dagster refused."""
+    """Return the error of an operation that Dagster refused.
+
+    :class:`InvalidRequest` only for an invalid config of a run; anything else may pass.
+    """
     kind = result["__typename"]
     detail = result.get("message")
     if not detail:

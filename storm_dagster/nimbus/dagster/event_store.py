@@ -13,7 +13,9 @@ _log = logging.getLogger(__name__)
 _BATCH_SECS = 10.0
 """Time after which the rest of a batch is left for the next one; a worker waits longer."""
 _DEFINED_SECS = 60.0
+"""Time for which an asset that is defined is not looked up."""
 _MAX_DEFINED = 10_000
+"""Limit of the assets that are remembered as defined; others are looked up each time."""
 
 
 class EventStore:
@@ -29,6 +31,10 @@ class EventStore:
 
     def store(self, topology_id: str, documents: list[Any], *, declared: bool) -> dict[str, Any]:
         """Store the events; the response of ``POST /v1/topologies/{name}/events``.
+
+        ``stored`` has the ids of the stored events, ``refused`` and ``undefined`` have a text by
+        id. If Dagster does not respond or is slow, the rest is not stored, and ``trouble`` is the
+        reason. :class:`InvalidRequest` for an invalid event without an id.
 
         Events of a topology that is ``declared`` in another Dagster are stored here, too. If this
         Dagster does not define their asset, ``undefined`` says so, because no automation condition
@@ -79,6 +85,7 @@ class EventStore:
         return defined
 
     def _undefined_text(self) -> str:
+        """Remedy for an event whose asset this Dagster does not define."""
         site = self._nimbus.dagster.site
         return (
             f"is stored in the cluster's Dagster at {site}, where events of a declared topology "

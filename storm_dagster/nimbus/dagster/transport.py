@@ -31,7 +31,9 @@ from storm_dagster.security.signing import signer
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+"""One line of ASCII text without spaces at its ends."""
 _OPERATION = re.compile(r"(?:query|mutation) Storm(\w+).*\n  (\w+)")
+"""Begin of an operation in ``queries.graphql``: its name, and the field in its second line."""
 _CREDENTIALS_REMEDY = "set dagster.graphql.token.file or dagster.graphql.headers"
 
 
@@ -62,7 +64,9 @@ class DagsterAccess:
     url: str
     """GraphQL address without user and password, so that messages may contain it."""
     fixed: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Headers of each request, credentials included."""
     token_file: Path | None = None
+    """File of a bearer token; ``None`` if the conf names none."""
 
     @staticmethod
     def of(conf: Any, url: str | None = None) -> DagsterAccess | None:
@@ -195,6 +199,7 @@ class DagsterTransport:
         security = self._security
         if headers or security.secret is None:
             return {"headers": headers}
+        # In a cluster with TLS the signer refuses http: such a webserver gets no signature.
         if security.ca and not access.url.startswith("https:"):
             return {"headers": headers}
         return {"auth": signer(security.secret, tls=security.ca is not None)}
@@ -214,13 +219,14 @@ class DagsterTransport:
     ) -> dict[str, Any]:
         """Return the answer to an operation of ``queries.graphql``.
 
-        It must come within ``patience`` seconds, by default the timeout.
+        It is the value of the operation's field. It must come within ``patience`` seconds, by
+        default the timeout. :class:`Unavailable` without such a value.
         """
         access = self._require()
         query, field_name = queries()[operation]
         body = {"query": query, "variables": dict(variables)}
         document = self.post(access.url, body, patience=patience)
-        errors = document
+        errors = document  # Shown whole if it is not an object of GraphQL.
         if isinstance(document, dict):
             errors = document.get("errors")
             data = document.get("data")
@@ -248,13 +254,21 @@ class DagsterTransport:
         )
 
     def post(self, address: str, body: Mapping[str, Any], *, patience: float | None = None) -> Any:
-        """Post a JSON document to an address, and return the JSON answer."""
+        """Post a JSON document to an address, and return the JSON answer.
+
+        :class:`NoResponse` for an answer that is not JSON.
+        """
         try:
             return self._send(address, body, patience or self._timeout).json()
         except ValueError as error:
             raise NoResponse(_out_of_reach(self._require(), error)) from None
 
     def _send(self, address: str, body: Mapping[str, Any], patience: float) -> httpx.Response:
+        """Post a JSON document, and return a response that is to be read.
+
+        :class:`NoResponse` if the request may have had its effect; another :class:`Unavailable` if
+        it was not sent.
+        """
         access = self._require()
         try:
             response = self._http.post(
@@ -345,7 +359,8 @@ def _is_header(name: str, value: Any) -> bool:
 def _split_login(url: str) -> tuple[str, str | None]:
     """Split user and password from an address.
 
-    Returns the address without them, and the header value that carries them.
+    Returns the address without them, and the header value that carries them, ``None`` without a
+    user. :class:`Misconfigured`, which does not show the address, if it is invalid.
     """
     problem = Misconfigured(
         "dagster.graphql.url is not an address such as http://dagster.example:3000/graphql: "

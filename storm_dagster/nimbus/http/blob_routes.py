@@ -29,7 +29,9 @@ from storm_dagster.nimbus.member import Nimbus
 _MAX_DOCUMENT_BYTES = 64 << 20
 """Largest conf or topology part of an upload."""
 _BYTES = {"application/octet-stream": bytes}
+"""Content of a blob, in OpenAPI."""
 _WRITE_ERRORS = (404, 409, 503)
+"""Statuses of errors that OpenAPI lists for routes that write."""
 _KEY = Parameter("path", "key", "Blob key")
 _HANDLE = Parameter("path", "handle", "Handle from POST /v1/uploads")
 _PART = Parameter("path", "part", "archive, conf or topology")
@@ -163,6 +165,7 @@ def _key(request: Request) -> str:
 
 
 def _number(request: Request, header: str) -> int | None:
+    """Number in a header; ``None`` without it, :class:`InvalidRequest` for other text."""
     text = request.headers.get(header)
     if text is None:
         return None
@@ -187,9 +190,11 @@ class BlobRoutes:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._chunk = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
+        self._chunk_bytes = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
         self._idle_secs = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
+        """Longest time without a byte of a transfer."""
         self._max_bytes = int(nimbus.conf["nimbus.upload.max.bytes"])
+        """Largest body of a blob."""
 
     @router.route(
         "GET",
@@ -387,13 +392,17 @@ class BlobRoutes:
         return Response(status_code=204)
 
     async def _send(self, request: Request, key: str) -> Response:
+        """Content of a blob of this nimbus; :class:`KeyNotFound` if it is not here.
+
+        Its hash is the ETag.
+        """
         meta, stream = await run_in_threadpool(self._nimbus.blobs.base.open_with_meta, key)
         headers = {"Content-Type": "application/octet-stream", "X-Content-SHA256": meta.sha256}
         return StreamResponse(
             stream,
             meta.size,
             request=request,
-            chunk=self._chunk,
+            chunk=self._chunk_bytes,
             idle_secs=self._idle_secs,
             headers=headers,
             tag=f'"{meta.sha256}"',
@@ -407,7 +416,11 @@ class BlobRoutes:
         max_bytes: int,
         touch: Any = lambda: None,
     ) -> tuple[BlobMeta, int]:
-        """Store the body, or with ``?sha256=`` content that is stored already."""
+        """Store the body, or with ``?sha256=`` content that is stored already.
+
+        Return the blob and the number of nimbuses that hold it. ``touch`` is called with each chunk
+        of the body.
+        """
         sha256 = request.query_params.get("sha256")
         if sha256 is not None:
             return await self._store_content(request, key, sha256, terms)
@@ -422,7 +435,10 @@ class BlobRoutes:
     async def _store_content(
         self, request: Request, key: str, sha256: str, terms: WriteTerms
     ) -> tuple[BlobMeta, int]:
-        # Otherwise the hash of a content would be enough to read it.
+        """Store content that is here already under ``key``; :class:`KeyNotFound` without it.
+
+        Only for users with all rights: for others the hash of a content would be enough to read it.
+        """
         stored = None
         if may_do_all(request.scope, self._nimbus.conf.values):
             stored = await run_in_threadpool(

@@ -56,6 +56,7 @@ class EventRoutes:
         self._reader = reader
         self._store = EventStore(nimbus)
         self._batches = threading.BoundedSemaphore(_MAX_BATCHES)
+        """Held while a batch is stored."""
 
     @router.route(
         "POST",
@@ -77,7 +78,10 @@ class EventRoutes:
         return JSONResponse(await run_in_threadpool(self._store_batch, topology_id, document))
 
     def _sending_topology(self, request: Request) -> str:
-        """Id of the topology with a live worker that has the request's token."""
+        """Id of the topology with a live worker that has the request's token.
+
+        :class:`NotAuthenticated` without such a worker, :class:`NotLeading` at a follower.
+        """
         nimbus = self._nimbus
         nimbus.status.require()
         topology = topology_by_name(nimbus.shown_view(), request.path_params["name"])
@@ -93,6 +97,11 @@ class EventRoutes:
         return topology.id
 
     def _store_batch(self, topology_id: str, document: dict[str, Any]) -> dict[str, Any]:
+        """Store the events of a request's body, and return its response.
+
+        :class:`InvalidRequest` for another body, :class:`Unavailable` if too many batches are in
+        progress.
+        """
         events = document.get("events")
         if not isinstance(events, list) or len(events) > _MAX_EVENTS or set(document) != {"events"}:
             raise InvalidRequest(

@@ -36,6 +36,7 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 _TOPOLOGIES_SECS = 2.0
 """Longest wait for topology masters in one scrape."""
 _TABLE: Mapping[str, Mapping[str, Any]] = load_table(__name__, "metrics")
+"""Group of metrics -> name of a metric -> its text, and the attribute that it is ``of``."""
 
 
 class Metrics:
@@ -78,7 +79,7 @@ class _ClusterMetrics(Collector):
         self._reader = reader
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges."""
+        """Yield the gauges; at the leader also the metrics of topologies."""
         nimbus = self._nimbus
         health = self._reader.health()
         yield _gauge("storm_nimbus_leader", "1 while this nimbus leads", health["leader"])
@@ -127,6 +128,11 @@ class _ClusterMetrics(Collector):
             yield from self._topologies()
 
     def _topologies(self) -> Iterator[Metric]:
+        """Yield the metrics of topologies.
+
+        Counts, latencies and loads of a topology are left out if its topology master does not
+        respond in time.
+        """
         topologies = self._reader.snapshots(_TOPOLOGIES_SECS)
         reported = [topology for topology in topologies if topology.reported]
         for name, row in _TABLE["counts"].items():
@@ -201,6 +207,7 @@ def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric
             for stream, number in metric.by_stream(part).items():
                 family.add_metric([*labels, stream], number)
         yield family
+    # The metrics of partitions are in the order of the numbers of a lag: records, seconds.
     for index, (name, row) in enumerate(_TABLE["partitions"].items()):
         lags: dict[tuple[str, ...], float] = {}
         for labels, part in parts:

@@ -40,6 +40,7 @@ def build_app(
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app.router.redirect_slashes = False
     guarded = Authentication(app, Security.of(nimbus.conf), nimbus.conf.values, reader.conf)
+    # A seed is a URL, or an address without a scheme.
     seeds = [host_of(seed.partition("://")[2] or seed) for seed in nimbus.conf["nimbus.seeds"]]
     hosts = allowed_hosts([nimbus.identity.host, *seeds])
     return Guard(guarded, hosts=hosts, observe=metrics.observe, routes=routes)

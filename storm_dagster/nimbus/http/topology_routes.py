@@ -36,6 +36,7 @@ from storm_dagster.operations.live.blacklist import change_blacklist
 
 _READ_ERRORS = (404, 500, 503)
 _CHANGE_ERRORS = (404, 409, 500, 503)
+"""Statuses of errors that OpenAPI lists for routes that read, and for those that change."""
 
 
 class VerbName:
@@ -59,7 +60,7 @@ class VerbRequestBody:
 
 
 def parse_task(text: str | None) -> int | None:
-    """The id of a task; :class:`InvalidRequest` for text that is not one."""
+    """The id of a task, ``None`` without text; :class:`InvalidRequest` for other text."""
     if text is None:
         return None
     if not text.isdecimal() or len(text) > 10:

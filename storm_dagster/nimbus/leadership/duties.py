@@ -32,13 +32,17 @@ from storm_dagster.zk.gray_upgrades import upgrades_under_way
 _log = logging.getLogger(__name__)
 
 _TICK_SECS = 1.0
+"""Pause between two rounds of duties."""
 _DUE_GRACE_SECS = 10.0
 """Seconds without a sensor after which the leader does due transitions itself."""
 _DUE_SECS = 5.0
 """Seconds between two polls for due transitions while none waits for its time."""
 _MAX_REMOVALS = 8
+"""Removals that run at the same time, each in its own thread."""
 _REPORT_SECS = 10.0
 """Seconds between two attempts to report to a Dagster that did not answer."""
+_GRACE_SECS = 61.0
+"""Seconds until the next cleaning while garbage waits: the cleaner's grace is 60 s."""
 
 
 class _Rounds(ABC):
@@ -51,10 +55,15 @@ class _Rounds(ABC):
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
         self._backstop_secs = float(nimbus.conf["nimbus.monitor.backstop.secs"])
+        """Seconds that the leader gives a sensor before it heals, or a run before it takes over."""
         self._boot_id = boot_id()
+        """Boot of this machine, for which the times in memory hold."""
         self._epoch: int | None = None
+        """Epoch to which the memory belongs."""
         self._healer_seen_at = 0.0
+        """Boot clock at which a sensor was last seen armed, or of the beginning of the epoch."""
         self._failures: dict[str, str] = {}
+        """Name of a duty -> its failure that was logged, until it succeeds."""
         self._forget()
 
     @abstractmethod
@@ -74,6 +83,10 @@ class _Rounds(ABC):
             self._run_once()
 
     def _run_once(self) -> None:
+        """Do all duties of one round, if this nimbus leads.
+
+        The round ends early if another nimbus leads by now.
+        """
         epoch = self._nimbus.status.epoch
         if epoch is None:
             self._cut_off()
@@ -108,7 +121,7 @@ class _Rounds(ABC):
         )
 
     def _sensor_absent_secs(self) -> float:
-        """Return the seconds for which no sensor has been armed."""
+        """Return the seconds for which no sensor has been armed in this epoch."""
         now = boot_clock()
         if self._nimbus.cluster.state.exists(paths.HEALER):
             self._healer_seen_at = now
@@ -123,11 +136,13 @@ class LeaderReports(_Rounds):
 
     def _forget(self) -> None:
         self._next_report = boot_clock()
+        """Boot clock before which no report is attempted."""
 
     def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
         return (self._report,)
 
     def _report(self, ctx: OperationsContext) -> None:
+        """Report the events that wait; after a failure only every :data:`_REPORT_SECS`."""
         outbox = self._nimbus.unreported
         outbox.take_noted(ctx)
         if not len(outbox) or boot_clock() < self._next_report:
@@ -146,18 +161,26 @@ class LeaderTransitions(_Rounds):
     """
 
     def __init__(self, nimbus: Nimbus) -> None:
+        # Not forgotten with the epoch: its threads still run.
         self._removals: dict[str, Future[None]] = {}
         """Id of a topology -> its removal, which runs or has ended."""
         super().__init__(nimbus)
 
     def _forget(self) -> None:
         self._due = DueMemory()
+        """Times at which topologies with a transition to come were first seen."""
         self._next_due = boot_clock()
+        """Boot clock of the next poll while no transition waits for its time."""
 
     def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
         return (self._finish_due,)
 
     def _finish_due(self, ctx: OperationsContext) -> None:
+        """Execute due transitions; while a sensor is armed, only removals and overdue ones.
+
+        The cluster is polled after each verb of this leader, at each tick while a transition waits
+        for its time, and every :data:`_DUE_SECS` otherwise.
+        """
         armed = self._sensor_absent_secs() < min(_DUE_GRACE_SECS, self._backstop_secs)
         late_secs = self._backstop_secs if armed else 0.0
         now = boot_clock()
@@ -232,8 +255,11 @@ class LeaderDuties(_Rounds):
 
     def _forget(self) -> None:
         self._garbage: cleaner.CleanerMemory = {}
+        """Times at which garbage and tokens were first seen."""
         self._upgrades: dict[str, float] = {}
+        """Times at which upgrades were first seen; :func:`advance_upgrades` updates it."""
         self._next_clean = boot_clock()
+        """Boot clock of the next cleaning."""
 
     def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
         return self._advance_upgrades, self._clean
@@ -251,6 +277,7 @@ class LeaderDuties(_Rounds):
             self._nimbus.unreported.add(ctx, report.name, text)
 
     def _clean(self, ctx: OperationsContext) -> None:
+        """Delete garbage at the interval of the conf; earlier if some waits for its grace."""
         if boot_clock() < self._next_clean:
             return
         self._next_clean = boot_clock() + float(self._nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
@@ -266,7 +293,7 @@ class LeaderDuties(_Rounds):
             _log.warning("not cleaned: %s", problem)
         if report.waiting:
             # Garbage must be seen twice: the next cleaning follows when its grace has passed.
-            self._next_clean = min(self._next_clean, boot_clock() + 61.0)
+            self._next_clean = min(self._next_clean, boot_clock() + _GRACE_SECS)
 
 
 class LeaderHealing(_Rounds):
@@ -284,7 +311,9 @@ class LeaderHealing(_Rounds):
         # about to reconnect as well.
         self._healing = HealingState(LivenessMemory(boot_id=self._boot_id))
         self._heals_alone = False
+        """True while no sensor is armed: then every tick polls, and no run is waited for."""
         self._next_poll = 0.0
+        """Boot clock of the next poll while a sensor is armed."""
         self._nimbus.alarm = None
 
     def _cut_off(self) -> None:
@@ -295,6 +324,11 @@ class LeaderHealing(_Rounds):
         return (self._heal,)
 
     def _heal(self, ctx: OperationsContext) -> None:
+        """Poll for dead tasks, and reassign those that no sensor or run heals in time.
+
+        While a sensor is armed, the poll is rarer, and a cause must last for the backstop time. A
+        pause of healing is set as the nimbus's ``alarm``.
+        """
         now = boot_clock()
         absent_secs = self._sensor_absent_secs()
         heals_alone = absent_secs >= self._backstop_secs
@@ -328,6 +362,10 @@ class LeaderHealing(_Rounds):
     def _report_reassignments(
         self, ctx: OperationsContext, results: Iterable[ReassignResult], causes: Iterable[Cause]
     ) -> None:
+        """Log every result, and note the successful ones for Dagster.
+
+        ``causes`` describe the keys of causes in the results.
+        """
         if self._heals_alone:
             reason = "no healing sensor was armed"
         else:

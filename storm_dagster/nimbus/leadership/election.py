@@ -25,6 +25,10 @@ CHECK_SECS = 5.0
 _MIN_BACK_OFF_SECS = 1.0
 _MAX_BACK_OFF_SECS = 60.0
 """Bounds of the pause after an attempt that failed."""
+_RETRY_SECS = 1.0
+"""Pause before the next attempt while no nimbus leads, or without ZooKeeper."""
+_STOP_SECS = 0.2
+"""Longest time that a pause continues after ``stop``, which does not wake the loop."""
 _ANSWER_SECS = 3.0
 """Longest wait for this nimbus's own answer at its address."""
 _MAX_UNANSWERED = 3
@@ -80,10 +84,10 @@ class Election:
             except Unavailable as error:
                 self._log_once(logging.WARNING, f"no election now: {error}")
                 self._forget_leadership()
-                pause = 1.0
+                pause = _RETRY_SECS
             deadline = time.monotonic() + pause
             while not stop.is_set() and not self._wake.is_set() and time.monotonic() < deadline:
-                self._wake.wait(min(0.2, max(0.0, deadline - time.monotonic())))
+                self._wake.wait(min(_STOP_SECS, max(0.0, deadline - time.monotonic())))
 
     def _attempt(self) -> float:
         """Run one round and return the pause after it.
@@ -141,7 +145,10 @@ class Election:
         return pause
 
     def _may_try(self, leader: str | None) -> tuple[bool, float]:
-        """Return True if this nimbus may try to lead now, and the pause if it may not."""
+        """Return True if this nimbus may try to lead now, and the pause if it does not lead then.
+
+        Before an attempt the blobs that it lacks are counted, and set in its status.
+        """
         now = time.monotonic()
         address = self._nimbus.identity.address
         if leader == address and self._nimbus.status.snapshot.epoch is not None:
@@ -164,10 +171,14 @@ class Election:
         if not decision.allowed or lacking:
             self._log_once(logging.WARNING, decision.reason)
         # Another nimbus may be about to announce itself as leader: poll soon.
-        return decision.allowed, 1.0
+        return decision.allowed, _RETRY_SECS
 
     def _lead(self, epoch: int) -> float:
-        """Act as the leader in ``epoch``, and return the pause before the next round."""
+        """Act as the leader in ``epoch``, and return the pause before the next round.
+
+        A new leader is initialized first. One that leads already checks its own address. If either
+        fails, leadership is dropped.
+        """
         me = self._nimbus.identity
         status = self._nimbus.status
         self._vacant_since = None
@@ -191,13 +202,14 @@ class Election:
     def _unreachable_reason(self) -> Unavailable | None:
         """Return an error if clients do not reach this leader at its announced address.
 
-        ``None`` also if it is not reachable, and no other nimbus could lead.
+        ``None`` also for the first failures, and while no other nimbus could lead.
         """
         url = f"{self._nimbus.identity.http}/healthz"
         try:
             self._http.get(url)
         except httpx.HTTPError as error:
             self._unanswered += 1
+            # Without a follower no other nimbus could lead, and resigning would not help.
             if self._unanswered >= _MAX_UNANSWERED and self._nimbus.leadership.followers():
                 self._unanswered = 0
                 return Unavailable(

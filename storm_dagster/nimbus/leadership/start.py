@@ -25,6 +25,7 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 _MAX_STAMPS = 10
+"""Newest files of own beats that are kept."""
 _MAX_MISSES = 30
 """Checks without any beat of the container before it counts as absent (JStorm)."""
 
@@ -43,15 +44,23 @@ class ContainerHeartbeat:
     own: Path
     _: KW_ONLY
     timeout_secs: float
+    """Age of the container's newest beat above which the container is gone."""
     pause_secs: float
+    """Pause between two beats."""
     clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds, by which ages are measured."""
     wall: Callable[[], float] = time.time
+    """Epoch seconds, which name the files of own beats."""
     failure: StormDagsterError | None = None
+    """Error that ended :meth:`run`."""
 
     def __post_init__(self) -> None:
         self._newest: int | None = None
+        """Newest beat of the container, by the container's clock."""
         self._seen_at = self.clock()
+        """Time at which the newest beat was first seen."""
         self._misses = 0
+        """Checks in a row that found no beat at all."""
 
     def tick(self) -> None:
         """Beat once and check once; :class:`Unavailable` if the container is gone."""
@@ -132,7 +141,8 @@ def thrift_host(conf: ClusterConf, host: str) -> str:
 def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
     """Open the store of ``nimbus.blobstore.class``.
 
-    It is a folder of this nimbus, or an fsspec URL that all nimbuses share.
+    It is a folder of this nimbus, or an fsspec URL that all nimbuses share. ``folder`` is this
+    nimbus's own folder. :class:`InvalidRequest` for fsspec without ``blobstore.dir``.
     """
     place = conf["blobstore.dir"]
     if conf["nimbus.blobstore.class"] == "fsspec":
@@ -180,7 +190,8 @@ def open_cluster(conf: ClusterConf, folder: Path, blobs: BaseStore) -> StormClus
     """Open the cluster state and compare its id with the remembered one.
 
     Only a nimbus that remembers no id and has no blobs creates a root. For any other, an absent
-    root means a wrong path or lost state, and it refuses to start.
+    root means a wrong path or lost state, and it refuses to start. A nimbus that remembers no id
+    stores that of the cluster in its ``folder``.
     """
     path = folder / "cluster_id"
     try:

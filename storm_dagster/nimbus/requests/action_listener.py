@@ -32,8 +32,13 @@ from storm_dagster.operations.transactions import (
 _log = logging.getLogger(__name__)
 
 _POLL_SECS = 1.0
+"""Pause between two polls for actions."""
 _LATE_SECS = 30.0
+"""Time after which a call that has not returned is left to itself; others wait until it returns."""
+_CLEANUP_SECS = 2.0
+"""Longest wait for ``cleanup``: it must not delay the end of the daemon."""
 _MAX_PENDING = 1000
+"""Limit of actions that wait for the listener, one node each."""
 
 
 def load_listener(name: str) -> Any:
@@ -63,7 +68,9 @@ class ActionNotifier:
         """Cleared while a call has not returned."""
         self._idle.set()
         self._listener: Any = None
+        """Instance of the configured class; ``None`` if it cannot be loaded."""
         self._epoch: int | None = None
+        """Epoch for which the listener was prepared; ``None`` while this nimbus does not lead."""
 
     def run(self, stop: threading.Event) -> None:
         """Run until ``stop``; return at once if no listener is configured."""
@@ -79,7 +86,11 @@ class ActionNotifier:
         self._end()
 
     def run_once(self, stop: threading.Event) -> None:
-        """Notify of pending actions if this nimbus leads and the listener is idle."""
+        """Notify of pending actions if this nimbus leads and the listener is idle.
+
+        The listener is prepared in a new epoch, and cleaned up when leadership has ended. Each
+        action is forgotten after its call, also if that failed or has not returned.
+        """
         epoch = self._nimbus.status.epoch
         if epoch != self._epoch:
             self._end()
@@ -111,6 +122,7 @@ class ActionNotifier:
         return pending[excess:]
 
     def _notify(self, action: PendingAction) -> None:
+        """Call the listener; no effect without one, or for an action without a name."""
         if self._listener is None or not action.action:
             return
         title = f"{action.action} of {action.topology_id}"
@@ -150,7 +162,11 @@ class ActionNotifier:
             self._call("prepare", lambda: prepare(conf), _LATE_SECS)
 
     def _end(self) -> None:
+        """End the epoch: call ``cleanup`` if this nimbus led.
+
+        It is not called while another call has not returned.
+        """
         cleanup = getattr(self._listener, "cleanup", None)
         if self._epoch is not None and callable(cleanup) and self._idle.is_set():
-            self._call("cleanup", cleanup, 2.0)
+            self._call("cleanup", cleanup, _CLEANUP_SECS)
         self._epoch = None

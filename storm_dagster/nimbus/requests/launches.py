@@ -5,11 +5,24 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 
 _REMEMBERED_SECS = 600.0
+"""Time after which the run of a key is forgotten if it is not noted once more."""
 _MAX_RUNS = 10_000
+"""Limit of the remembered runs; the runs of further keys are not remembered."""
+
+
+@dataclass
+class RecordWrite:
+    """Outcome of writing the record of one launch."""
+
+    was_begun: bool = False
+    """True from the beginning of the write: its reply may be lost, and the record exist."""
+    version: int | None = None
+    """Data version of the record; ``None`` unless the write was confirmed."""
 
 
 class Launches:
@@ -18,6 +31,7 @@ class Launches:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._busy: Counter[str] = Counter()
+        """Key -> number of threads that hold it now."""
         self.runs: TimeCacheMap[str, str] = TimeCacheMap(
             _REMEMBERED_SECS, now=time.monotonic(), limit=_MAX_RUNS
         )

@@ -9,7 +9,8 @@ uploaded parts.
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from storm_dagster.core.authorization import REQUEST_USER
@@ -30,6 +31,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS
 from storm_dagster.nimbus.keyed_locks import KeyedLocks
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.launches import RecordWrite
 from storm_dagster.nimbus.requests.submitting import accepted, with_token
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live.change_records import (
@@ -48,6 +50,7 @@ from storm_dagster.operations.upgrade import check_upgrade
 
 _log = logging.getLogger(__name__)
 _PLANNED_WORKER_FIELDS = ("node", "host", "port", "kept", "tasks")
+"""Fields of a worker's document that a plan shows."""
 
 
 class LifecycleRequests:
@@ -88,6 +91,7 @@ class LifecycleRequests:
             answer["status"] = self._execute(topology, row, fields, epoch)
             return {"run_id": None, **answer}
         if not body.dry_run:
+            # Before the check, which may refuse the request after the earlier run had its effect.
             run_id = self._earlier_run(row, topology.base.name, fields, epoch)
             if run_id is not None:
                 return {"run_id": run_id, **answer}
@@ -151,7 +155,8 @@ class LifecycleRequests:
             self._nimbus.uploads.require(handle)
 
     def _plan(self, topology_id: str, fields: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-        """Plan the rebalance with the local planner; its error if the plan does not fit."""
+        """Plan the rebalance with the local planner, whose errors are raised."""
+        # A plan does not wait.
         options = {key: value for key, value in fields.items() if key != "wait_secs"}
         report = rebalance(
             self._nimbus.operations(epoch), topology_id, **options, wait_secs=0, dry_run=True
@@ -192,7 +197,7 @@ class LifecycleRequests:
         change = _AcceptedChange(
             topology, row, record.request, request, record.user, record.started_secs
         )
-        return self._launch_change(change, epoch, judged=version)
+        return self._launch_change(change, epoch, judged_version=version)
 
     def _launch(
         self,
@@ -203,7 +208,11 @@ class LifecycleRequests:
         *,
         is_promised: bool = False,
     ) -> str:
-        """Launch the run of the change, once, and return its id."""
+        """Launch the run of the change, once, and return its id.
+
+        ``is_promised``: a leader launches the run of an update also after an :class:`Unavailable`
+        (:func:`accepted`).
+        """
         fields = dict(fields)
         if row.brings_code:
             # The token identifies the run, so that a repeated request makes no second one.
@@ -228,8 +237,9 @@ class LifecycleRequests:
     ) -> str | None:
         """Return the run of an earlier request with the same token, unless it failed.
 
-        For a gray upgrade only a run that has not ended counts: its operation knows the token of
-        each batch.
+        ``None`` for a verb without a token, and without a record of the token for this verb. For a
+        gray upgrade only a run that has not ended counts: its operation knows the token of each
+        batch.
         """
         token = fields.get("token")
         if not row.brings_code or token is None:
@@ -240,12 +250,12 @@ class LifecycleRequests:
             stored_token = read_token(ctx, token, name)
             if stored_token is None:
                 return None
-            record = stored_token[0]
+            record, _ = stored_token
         else:
             stored_change = read_change(ctx, check_token(token))
             if stored_change is None:
                 return None
-            record = stored_change[0]
+            record, _ = stored_change
         if record.verb != row.name:
             return None
         run = self._nimbus.dagster.find_run(REQUEST_TAG, token, job=row.job, patience=LOOKUP_SECS)
@@ -254,12 +264,12 @@ class LifecycleRequests:
         return run.run_id
 
     def _launch_change(
-        self, change: "_AcceptedChange", epoch: int, *, judged: int | None = None
+        self, change: "_AcceptedChange", epoch: int, *, judged_version: int | None = None
     ) -> str:
         """Store the record of a change, launch its run, and return the id of the run.
 
-        With ``judged``, the data version of an existing record, the leader takes the change over:
-        after each error the record stays for its next round.
+        With ``judged_version``, the data version of an existing record, the leader takes the change
+        over: after each error the record stays for its next round.
         """
         ctx = self._nimbus.operations(epoch)
         request = change.request
@@ -277,41 +287,57 @@ class LifecycleRequests:
             run_id = self._earlier_run(change.row, name, change.fields, epoch)
             if run_id is not None:
                 return run_id
-            is_new = read_change(ctx, request) is None
-            attempts: list[bool] = []
-            versions: list[int] = []
-
-            def write_record() -> None:
-                # Noted before the write: a write whose reply is lost leaves the record.
-                attempts.append(True)
-                versions.append(write_change(ctx, request, record, judged))
-
-            try:
+            with self._recorded(ctx, change, record, judged_version) as write_record:
                 run_id = self._launch_once(change, write_record)
-            except Unavailable as error:
-                # The run may exist: the record stays until that is known.
-                if not attempts or judged is not None:
-                    is_released = True
-                else:
-                    is_released = self._release(ctx, request)
-                if change.row.brings_code:
-                    raise with_token(error, request) from error
-                if not is_released:
-                    raise Unavailable(
-                        f"{error.message}; the {change.row.name} of {name} may still take place: "
-                        "see `storm-dagster list` before you repeat it"
-                    ) from error
-                raise
-            except (InvalidRequest, Misconfigured):
-                if versions and judged is None:
-                    if is_new:
-                        end_change(ctx, request, versions[-1])
-                    else:
-                        self._release(ctx, request)
-                raise
             self._nimbus.launches.note_run(request, run_id)
             self._note_run(ctx, request, run_id)
             return run_id
+
+    @contextmanager
+    def _recorded(
+        self,
+        ctx: OperationsContext,
+        change: "_AcceptedChange",
+        record: OperationRecord,
+        judged_version: int | None,
+    ) -> Iterator[Callable[[], None]]:
+        """Yield the function that writes the record, for the launch inside.
+
+        After an :class:`Unavailable` the run may exist: the record stays, and no leader launches it
+        unless it was judged. If the launch was refused permanently, a new record is deleted.
+        """
+        request = change.request
+        is_new = read_change(ctx, request) is None
+        write = RecordWrite()
+
+        def write_record() -> None:
+            write.was_begun = True
+            write.version = write_change(ctx, request, record, judged_version)
+
+        try:
+            yield write_record
+        except Unavailable as error:
+            if not write.was_begun or judged_version is not None:
+                # No record was written, or this leader takes it over in its next round.
+                is_released = True
+            else:
+                is_released = self._release(ctx, request)
+            if change.row.brings_code:
+                raise with_token(error, request) from error
+            if not is_released:
+                raise Unavailable(
+                    f"{error.message}; the {change.row.name} of {record.name} may still take "
+                    "place: see `storm-dagster list` before you repeat it"
+                ) from error
+            raise
+        except (InvalidRequest, Misconfigured):
+            if write.version is not None and judged_version is None:
+                if is_new:
+                    end_change(ctx, request, write.version)
+                else:
+                    # An earlier attempt of the request may have a run.
+                    self._release(ctx, request)
+            raise
 
     @staticmethod
     def _release(ctx: OperationsContext, request: str) -> bool:
@@ -339,7 +365,11 @@ class LifecycleRequests:
             _log.info("run %s is not noted in its record: %s", run_id, error.message)
 
     def _launch_once(self, change: "_AcceptedChange", write_record: Callable[[], None]) -> str:
-        """Launch the run; its record is written right before."""
+        """Launch the run; ``write_record`` is called right before.
+
+        Return the id of the run. A verb that places tasks materializes ``storm/assignment`` for
+        the topology's partition; the others have a job with one op.
+        """
         dagster = self._nimbus.dagster
         row = change.row
         name = change.topology.base.name
@@ -376,8 +406,10 @@ class _AcceptedChange:
     topology: TopologyView
     row: Verb
     fields: Mapping[str, Any]
+    """Fields of the request, as the config of the run has them."""
     request: str
     """Identity of the run: the client token of a change that brings code."""
     user: str
+    """User of the request; empty in a cluster without authentication."""
     started_secs: int = 0
     """Time at which it was accepted, epoch seconds; 0 for the present."""

@@ -41,12 +41,17 @@ from storm_dagster.operations.read.under_way import (
 from storm_dagster.security.settings import Security
 
 _VIEW_SECS = 0.2
+"""Maximum age of the view and of the operations under way."""
 _STATS_SECS = 1.0
+"""Maximum age of a topology's statistics where the caller waits for newer ones."""
 _HISTORY_SECS = 5.0
+"""Age from which the rows of a chart, and the submitted code on a page, are read again."""
 _ERRORS_SECS = 2.0
+"""Maximum age of the errors of a topology."""
 _PATIENCE_SECS = 0.1
 """Maximum time that a page waits for each of its parts; then it has the former value."""
 _COPIES_SECS = 2.0
+"""Maximum age of the numbers of nimbuses that hold the code of topologies."""
 
 
 class ClusterReader:
@@ -59,15 +64,21 @@ class ClusterReader:
         self._nimbus = nimbus
         self.security: Security = Security.of(nimbus.conf)
         self._view: tuple[float, ClusterView] | None = None
+        """Shared view, with the monotonic time at the end of its reading."""
         self._view_lock = threading.Lock()
         self._masters = masters
         self._stats = SharedAnswers(_STATS_SECS)
         self._history = SharedAnswers(_HISTORY_SECS)
+        """Rows of charts, and the code of topologies as ``("code", its code folder)``."""
         self._errors = SharedAnswers(_ERRORS_SECS)
         self._operations = SharedAnswers(_VIEW_SECS)
         self._operation_records = OpenOperations()
+        """Reader of the records of operations; it spares reads of finished ones."""
         self._copies: tuple[float, dict[str, int]] = (0.0, {})
+        """Monotonic time, and the number of copies by topology id that was read then."""
         self._askers = ThreadPoolExecutor(8, thread_name_prefix="topology-stats")
+        """Threads of requests, which may take longer than their callers wait."""
+        # For the health of the leader, which a page of a follower shows.
         self._http = httpx.Client(timeout=1.0, **self.security.client_options())
 
     def close(self) -> None:
@@ -121,6 +132,7 @@ class ClusterReader:
         ]
 
     def _read_operations(self) -> Mapping[str, Any]:
+        """``{"operations": list of OperationStatus}``: shared answers are mappings."""
         runs = self._nimbus.launches.runs
         operations = operations_under_way(
             self._reading_context(), self.view(), self._operation_records, runs.get
@@ -246,24 +258,25 @@ class ClusterReader:
         for topology in topologies:
             request = requests[topology.id]
             request.cancel()
-            report = None
+            stats = None
             if request.done() and not request.cancelled():
-                report = request.result()
-            snapshots.append(self._snapshot(view, topology, report))
+                stats = request.result()
+            snapshots.append(self._snapshot(view, topology, stats))
         return snapshots
 
     def _snapshot(
         self,
         view: ClusterView,
         topology: TopologyView,
-        report: Mapping[str, Any] | None,
+        stats: Mapping[str, Any] | None,
         errors: Iterable[tuple[str, TaskError]] = (),
         code: Runnable | None = None,
     ) -> TopologySnapshot:
+        """Snapshot with ``stats``, the answer of the topology master; ``None`` without one."""
         return snapshot_topology(
             view,
             topology,
-            report,
+            stats,
             now_secs=int(time.time()),
             errors=errors,
             code=code,
@@ -292,7 +305,10 @@ class ClusterReader:
         }
 
     def replication(self, topology_ids: Iterable[str]) -> dict[str, int]:
-        """Topology id -> number of nimbuses that hold its code; at most 2 s old."""
+        """Topology id -> number of nimbuses that hold its code; at most 2 s old.
+
+        Topologies that do not run are left out.
+        """
         topologies = self.view().topologies
         keys: dict[str, str] = {}
         for topology_id in topology_ids:
@@ -330,6 +346,7 @@ class ClusterReader:
                 f"blob {key!r} is not valid JSON: rebalance the topology, which writes a new one"
             ) from None
         if not isinstance(document, dict):
+            # Not written by this release, but readable: it is shown as it is.
             return {"reasons": document}
         down = self.snapshot(topology.id).down
         return explain_document(view, topology, self.runnable(topology.id), document, down, task)
@@ -410,6 +427,10 @@ class ClusterReader:
         return answer["code"] if answer else None
 
     def _nimbuses(self) -> list[dict[str, Any]]:
+        """Rows of the nimbuses that are alive, the leader first.
+
+        A leader that does not answer has only its address.
+        """
         nimbus = self._nimbus
         leader = nimbus.leadership.current()
         rows = [
@@ -417,17 +438,21 @@ class ClusterReader:
             for address, detail in sorted(nimbus.leadership.followers().items())
             if address != leader
         ]
-        epoch = nimbus.cluster.epoch()
-        if leader is not None and epoch is not None and epoch[1].leader == leader:
-            http = epoch[1].http
+        stored_epoch = nimbus.cluster.epoch()
+        if leader is None or stored_epoch is None:
+            return rows
+        _, record = stored_epoch
+        # If the leader changes between the two reads, its URL is not known.
+        if record.leader == leader:
             if leader == nimbus.identity.address:
                 detail: Mapping[str, Any] = self.health()
             else:
-                detail = self._read_health(http)
-            rows.insert(0, _nimbus_row(leader, True, {**detail, "http": http}))
+                detail = self._read_health(record.http)
+            rows.insert(0, _nimbus_row(leader, True, {**detail, "http": record.http}))
         return rows
 
     def _read_health(self, http: str) -> Mapping[str, Any]:
+        """Document of ``/healthz`` of another nimbus; empty if it does not answer in 1 s."""
         try:
             document = self._http.get(f"{http}/healthz").json()
         except (httpx.HTTPError, ValueError):
@@ -466,6 +491,11 @@ def _supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
 
 
 def _nimbus_row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
+    """Row of a nimbus.
+
+    ``detail`` is the registration of a follower, which has the time of its start, or the health of
+    the leader, which has its uptime.
+    """
     host, _, port = address.rpartition(":")
     uptime_secs = detail.get("uptime_secs")
     started_secs = detail.get("started_secs")

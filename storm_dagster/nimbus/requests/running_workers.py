@@ -33,13 +33,15 @@ _AT_ONCE = 8
 _ALL_SECS = 10.0
 """Time after which a page ends before its next task."""
 _DEFAULT_LIMIT = 100
+"""Entries of a page without ``limit``."""
 _MAX_LIMIT = 1000
+"""Largest ``limit``."""
 _AFTER = re.compile(r"(\d{1,9}):(\d{1,15})")
 """``next`` of a page: task and offset."""
 
 
 class WorkerLevels:
-    """Storm's dynamic log levels."""
+    """Storm's dynamic log levels, in all workers of a topology."""
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
@@ -65,7 +67,10 @@ class WorkerLevels:
             )
 
     def current(self, topology: TopologyView) -> dict[str, dict[str, Any]]:
-        """Logger -> ``{"level", "secs", "reset"}``, as changed in workers that answer."""
+        """Logger -> ``{"level", "secs", "reset"}``, as changed in workers that answer.
+
+        If workers have different changes of a logger, one of them is returned.
+        """
         changes: dict[str, dict[str, Any]] = {}
         for _, levels in self._exchange_levels(topology, {}):
             changes.update(levels or {})
@@ -171,7 +176,7 @@ def read_state(
 
     def arguments(task: int, offset: int, count: int) -> dict[str, Any]:
         if key is not None:
-            offset = 0
+            offset = 0  # An offset counts all keys of the task, but only ``key`` is wanted.
         return {"op": "state", "state": StateQuery(task, keys, offset, count)}
 
     entries, next_page = _read_pages(topology, tasks.ids, security, limit, after, arguments)
@@ -225,8 +230,9 @@ def _read_pages(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Read the entries of tasks; return them and the start of the next page.
 
-    The tasks are in ascending order. ``arguments`` makes the arguments of :func:`_ask` from a task,
-    an offset and a maximum number of entries.
+    The start is ``None`` at the end. The tasks are in ascending order. ``limit`` and ``after`` are
+    texts of the request. ``arguments`` makes the arguments of :func:`_ask` from a task, an offset
+    and a maximum number of entries.
     """
     max_entries = _limit(limit)
     first_task, first_offset = _begin(after)
@@ -282,6 +288,7 @@ def _ask(
 
 
 def _components(topology: TopologyView) -> Mapping[str, ComponentTasks]:
+    """Components with their tasks; :class:`Unavailable` while the topology is not placed."""
     if topology.tasks is None or topology.assignment is None:
         raise Unavailable(
             f"topology {topology.base.name!r} has no assignment yet: wait until it is healed"
@@ -290,7 +297,10 @@ def _components(topology: TopologyView) -> Mapping[str, ComponentTasks]:
 
 
 def _keys(key: str | None) -> list[Any]:
-    """Keys that a text may mean: the text and, if it is JSON, its value."""
+    """Keys that a text may mean: the text and, if it is JSON, its value.
+
+    A JSON object is only its text, because no key is a mapping.
+    """
     if key is None:
         return []
     try:

@@ -21,6 +21,7 @@ from storm_dagster.model.requests import SubmitRequest, check_request
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS, FoundRun
 from storm_dagster.nimbus.keyed_locks import KeyedLocks
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.launches import RecordWrite
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.submit.staging import (
@@ -32,6 +33,7 @@ from storm_dagster.operations.submit.staging import (
 )
 
 _REMEMBERED_SECS = 600.0
+"""Time after its launch for which a submission is remembered by its name."""
 _POLL_SECS = 0.5
 """Maximum age of the state of a run, so that few of a hundred callers with one name cause a lookup
 in Dagster.
@@ -59,19 +61,23 @@ class Submissions:
         self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(
             _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
         )
+        """Name -> its newest launch: while that run continues, other tokens are refused."""
         nimbus.expiring.append(self._names)
         self._locks = KeyedLocks()
+        """Locks of tokens, and of names as ``name <name>``."""
 
     def submit(
         self, document: Mapping[str, Any], *, is_promised: bool = False, is_new: bool = False
     ) -> dict[str, Any]:
         """Launch the run of a submission: ``{"run_id", "token"}``.
 
-        A token that was used before returns its run or, if that failed, a new one. The leader that
-        finds its record without a run launches it, also after an :class:`Unavailable` if the
-        submission ``is_promised``: its caller does not repeat it. The token of one that ``is_new``
-        has a record and no run. :class:`AlreadyAlive` when a topology of the name exists under
-        another token, or is being submitted.
+        A token that was used before returns its run or, if that failed, a new one. ``run_id`` is
+        ``None`` if its topology runs already and the run is not found.
+
+        ``is_promised``: the caller does not repeat the submission, so that a leader launches its
+        run also after an :class:`Unavailable`. ``is_new``: no run of the token is looked up,
+        because the token has a record and no run. :class:`AlreadyAlive` when a topology of the name
+        exists under another token, or is being submitted.
         """
         request = check_request(SubmitRequest, document, "a submission")
         epoch = self._nimbus.status.require()
@@ -85,7 +91,7 @@ class Submissions:
             self._refuse_under_way(name, token)
             view = self._nimbus.cluster.load_view()
             topology = view.topology_named(name)
-            own_ids: tuple[str, ...] = ()
+            own_ids: tuple[str, ...] = ()  # Topology of this token, which may have the name.
             if topology is not None and topology.base.token == token:
                 own_ids = (topology.id,)
             is_published = bool(own_ids)
@@ -136,6 +142,10 @@ class Submissions:
     def _launch(
         self, name: str, token: str, config: Mapping[str, Any], epoch: int, is_promised: bool
     ) -> str:
+        """Write the token's record and launch the run; return the run's id.
+
+        ``config`` has the fields of the request, without the name.
+        """
         dagster = self._nimbus.dagster
         ops = {dagster.names.stage_op("topology_conf"): {"config": dict(config)}}
         tags = {"storm/topology": name, TOKEN_TAG: token}
@@ -176,27 +186,24 @@ def accepted(
     """
     epoch = ctx.current_epoch()
     is_new = read_token(ctx, token, name) is None
-    attempts: list[bool] = []
-    versions: list[int] = []
+    write = RecordWrite()
 
     def write_record() -> None:
-        # Noted before the write: a write whose reply is lost leaves the record.
-        attempts.append(True)
-        _, version = allocate_topology_id(
+        write.was_begun = True
+        _, write.version = allocate_topology_id(
             ctx, token, name, epoch, verb, request=request, user=REQUEST_USER.get()
         )
-        versions.append(version)
 
     try:
         yield write_record
     except Unavailable as error:
-        if attempts and not is_promised:
+        if write.was_begun and not is_promised:
             _release(ctx, token)
         raise with_token(error, token) from error
     except (InvalidRequest, Misconfigured):
-        if is_new and versions:
-            discard_token(ctx, token, versions[-1], epoch)
-        elif versions and not is_promised:
+        if is_new and write.version is not None:
+            discard_token(ctx, token, write.version, epoch)
+        elif write.version is not None and not is_promised:
             _release(ctx, token)
         raise
 

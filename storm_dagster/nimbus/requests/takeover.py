@@ -58,7 +58,8 @@ The user does not expect an older change now.
 """
 _FORMER_PREFIX = "upload."
 _FORMER_SUFFIX = ".pending"
-"""Names of the blobs in which the previous release stored accepted submissions."""
+"""Begin and end of the keys of the blobs in which the previous release stored accepted submissions.
+"""
 
 
 class TakeOver:
@@ -71,8 +72,11 @@ class TakeOver:
         self._submissions = submissions
         self._lifecycle = lifecycle
         self._upload_secs = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
+        """Seconds in which a nimbus that is away may return with an upload that is not here."""
         self._records = OpenOperations()
+        """Reader of the records of tokens; it spares reads of finished ones."""
         self._epoch: int | None = None
+        """Epoch for which the maps of times below hold; a new leader starts with empty ones."""
         self._pauses: dict[str, float] = {}
         """Key -> seconds between the next two lookups of a run that has not ended."""
         self._seen: dict[str, float] = {}
@@ -109,11 +113,14 @@ class TakeOver:
             key: text for key, text in self._problems.items() if key in keys or key in former
         }
         for operation in operations:
-            if self._is_due(operation, epoch) and not self._resolve(ctx, operation):
-                return  # Dagster is unavailable: the others are looked up in later rounds.
+            if self._take_due(operation, epoch) and not self._resolve(ctx, operation):
+                return  # Dagster cannot be asked: the others are looked up in later rounds.
 
     def _open_operations(self, ctx: OperationsContext) -> list["_Open"]:
-        """Operations that have not ended; records that no run needs are deleted."""
+        """Operations that have not ended.
+
+        Damaged records of changes are deleted, and so are those whose topology is gone.
+        """
         state = ctx.cluster.state
         operations: list[_Open] = []
         for token, (record, version) in self._records.stored_tokens(state).items():
@@ -138,8 +145,13 @@ class TakeOver:
                 end_change(ctx, request, version)
         return operations
 
-    def _is_due(self, operation: "_Open", epoch: int) -> bool:
-        """True if the run of the record must be looked up now."""
+    def _take_due(self, operation: "_Open", epoch: int) -> bool:
+        """True if the run of the record must be looked up now.
+
+        The time of the following lookup is then set. A new record is noted as seen, and its first
+        lookup is delayed if its run may still be on its way to Dagster. No record is due while a
+        thread of this nimbus launches its run.
+        """
         key = operation.key
         record = operation.record
         now = boot_clock()
@@ -159,13 +171,15 @@ class TakeOver:
     def _resolve(self, ctx: OperationsContext, operation: "_Open") -> bool:
         """Launch a missing run, or end the record of a run that has ended.
 
-        Return False if Dagster does not respond.
+        Return False if Dagster does not respond or is misconfigured: the other operations are then
+        left to later rounds. :class:`Fenced` is raised if this nimbus no longer leads.
         """
         key = operation.key
         record = operation.record
         try:
             run, was_deleted = self._find_run(ctx, key, record)
             if run is None:
+                # The run that is launched now is looked up at short intervals first.
                 self._pauses.pop(key, None)
                 self._launch_missing(ctx, operation, was_deleted)
             elif run.finished:
@@ -186,7 +200,7 @@ class TakeOver:
                 self._give_up(ctx, operation, error)
                 self._drop_upload(record)
         except StormDagsterError as error:
-            # A record that was changed at that time is judged in the next round.
+            # Another process changed the record at that time: the next round reads it again.
             if not lost_race(error):
                 self._give_up(ctx, operation, error)
         return True
@@ -235,13 +249,17 @@ class TakeOver:
     ) -> None:
         """Launch the run of a record that has none, or end the record.
 
-        It ends if its run ``was_deleted``, if it is too old, or if a later change supersedes it.
+        No run is launched if it ``was_deleted``, if the caller was told to repeat the request, or
+        if the change is too old: the record then ends when it has been seen for
+        :data:`_LATE_SECS`, because a run that was sent may still appear. It ends at once if a
+        later change supersedes it.
         """
         key = operation.key
         record = operation.record
         if was_deleted:
             may_launch = False
         elif isinstance(record, TokenRecord):
+            # It has no request if the caller repeats it, or if a run wrote the record.
             may_launch = bool(record.request)
         else:
             age_secs = ctx.now_secs() - record.started_secs
@@ -261,7 +279,7 @@ class TakeOver:
             return
         _log.info("%s of %s was accepted and has no run: launching it", record.verb, record.name)
         if isinstance(record, OperationRecord):
-            # If its response is missing, the run may still appear.
+            # This stays if the launch raises: without a response the run may still appear.
             self._next[key] = boot_clock() + _LATE_SECS
             run_id = self._lifecycle.relaunch(key, record, operation.version)
             self._next[key] = boot_clock() + _OWN_SECS
@@ -310,7 +328,8 @@ class TakeOver:
         """Make records of submissions that a leader of the previous release accepted.
 
         That leader accepted them by Thrift and stored them as blobs ``upload.<handle>.pending``.
-        Return the keys of the blobs.
+        Each is deleted once its record is stored, or if it is damaged. Return the keys of all that
+        were found.
         """
         blobs = self._nimbus.blobs
         former = {key for key in blobs.keys(_FORMER_PREFIX) if key.endswith(_FORMER_SUFFIX)}

@@ -20,6 +20,7 @@ Ask = Callable[[], Mapping[str, Any] | None]
 """Request; it returns ``None`` without an answer."""
 
 _ANSWER_SECS = 1.0
+"""Longest wait for the answer of a topology master."""
 _SILENCE_SECS = 2.0
 """Time in which a topology master that did not answer is not called, so that pages do not wait for
 it each time.
@@ -34,6 +35,7 @@ class TopologyStats:
     def __init__(self, security: Security | None = None) -> None:
         self._security = security or Security()
         self._silent: dict[str, float] = {}
+        """Topology id -> monotonic time until which its topology master is not called."""
         self._lock = threading.Lock()
 
     def ask(
@@ -41,7 +43,7 @@ class TopologyStats:
     ) -> Mapping[str, Any] | None:
         """Return ``{"tasks": ..., "workers": ...}``; with ``history`` rows of its rings.
 
-        ``None`` if the topology master does not run or does not answer.
+        ``None`` if the topology master does not run, does not answer, or did not a moment ago.
         """
         started = time.monotonic()
         extra = {"topology": topology.id}
@@ -63,7 +65,8 @@ class TopologyStats:
             )
             answer = None
         now = time.monotonic()
-        # A topology master of an older release does not answer a request for a history.
+        # One that fails at once makes no page wait. One of an older release does not answer a
+        # request for a history.
         if answer is None and history is None and now - started >= _ANSWER_SECS:
             _log.info("the topology master of %s does not answer", topology.id, extra=extra)
             with self._lock:
@@ -75,6 +78,7 @@ class _Answer(NamedTuple):
     at: float
     """Time at which it came, monotonic seconds."""
     fresh_secs: float
+    """Age up to which it is returned without a new request."""
     document: Mapping[str, Any]
 
 
@@ -92,12 +96,15 @@ class SharedAnswers:
         self._oldest_secs = oldest_secs
         self._lock = threading.Lock()
         self._requests: dict[Hashable, Future[Mapping[str, Any] | None]] = {}
+        """Requests under way."""
         self._answers: dict[Hashable, _Answer] = {}
+        """Newest answers, also those that are not fresh any longer."""
 
     def get(self, key: Hashable, ask: Ask) -> Mapping[str, Any] | None:
-        """Return the answer; ``None`` if it does not come in time.
+        """Return the answer; ``None`` without one, or if it does not come in time.
 
-        The request runs in the caller's thread if no request for the key is under way.
+        The request runs in the caller's thread if no request for the key is under way. An error of
+        ``ask`` is raised there; other callers get ``None``.
         """
         future, is_new = self._begin(key)
         if is_new:
@@ -112,8 +119,8 @@ class SharedAnswers:
     ) -> tuple[Mapping[str, Any] | None, float]:
         """Return the newest answer and its age in seconds, after at most ``wait_secs``.
 
-        If the answer does not come in that time, it is the one before; ``None`` without an answer
-        of the last minute. The request continues in ``askers``.
+        If the answer does not come in that time, it is the one before; ``None``, whose age has no
+        meaning, if there is none or it was dropped. The request continues in ``askers``.
         """
         future, is_new = self._begin(key)
         if is_new:
@@ -127,7 +134,11 @@ class SharedAnswers:
         return answer.document, time.monotonic() - answer.at
 
     def _begin(self, key: Hashable) -> tuple[Future[Mapping[str, Any] | None], bool]:
-        """Future of the answer, and True if the caller must make the request."""
+        """Future of the answer, and True if the caller must make the request.
+
+        The future of a fresh answer is done. With a new request old answers of all keys are
+        dropped.
+        """
         with self._lock:
             now = time.monotonic()
             answer = self._answers.get(key)
@@ -148,6 +159,10 @@ class SharedAnswers:
             return request, True
 
     def _finish(self, key: Hashable, ask: Ask, future: Future[Mapping[str, Any] | None]) -> None:
+        """Make the request, and pass its answer to all callers that wait for ``future``.
+
+        An error of ``ask`` is raised after the callers got ``None``.
+        """
         document: Mapping[str, Any] | None = None
         started = time.thread_time()
         try:

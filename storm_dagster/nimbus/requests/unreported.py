@@ -19,10 +19,15 @@ from storm_dagster.zk.state_protocol import read_children
 _log = logging.getLogger(__name__)
 
 _MAX_EVENTS = 200
+"""Limit of the events that wait, and of the ids of removed topologies: they are one node."""
 _MAX_TEXT = 1000
+"""Limit of the characters of a description, for the same reason."""
 _STORED_TOGETHER = 10
+"""Reported events after which the record is stored."""
 _MAX_TAKEN = 100
+"""Limit of the events that one transaction moves into the record."""
 _ACTIVE_TOPOLOGY = ("storm", "active_topology")
+"""Key of the asset that has a partition for each topology."""
 
 
 class LeaderOutbox:
@@ -34,10 +39,15 @@ class LeaderOutbox:
 
     def __init__(self) -> None:
         self._events: list[UnreportedEvent] = []
+        """Events that wait, oldest first. The list is replaced, never changed."""
         self._record = UnreportedEvents()
-        """Record that was taken over, with the fields of a newer release."""
+        """Record that was taken over, with the fields of a newer release. Its field ``removed`` is
+        kept current, its field ``events`` is not.
+        """
         self._is_uncertain = False
-        """The reply to a change of the record was lost: the next change reads the record first."""
+        """True if moving events into the record failed, perhaps after the commit. The record is
+        then read before other events are moved.
+        """
         self._silence: str | None = None
         """Reason why Dagster did not accept the last report, if it was logged."""
         self._lock = threading.Lock()
@@ -55,6 +65,7 @@ class LeaderOutbox:
         self.take_noted(ctx)
 
     def _read(self, ctx: OperationsContext) -> None:
+        """Replace record and events by the stored ones; none if the record is damaged."""
         raw = ctx.cluster.state.get_data(paths.UNREPORTED)
         record = UnreportedEvents()
         if raw:
@@ -81,7 +92,11 @@ class LeaderOutbox:
             _log.warning("events for Dagster are taken later: %s", error.message)
 
     def _take_some(self, ctx: OperationsContext) -> bool:
-        """Move the oldest events in one transaction; return False if there are none."""
+        """Move the oldest events in one transaction; return False if there are none.
+
+        A damaged event is deleted and logged. If the commit fails, the events in memory are those
+        from before.
+        """
         if self._is_uncertain:
             self._read(ctx)
         all_nodes = read_children(ctx.cluster.state, paths.UNREPORTED)
@@ -114,7 +129,10 @@ class LeaderOutbox:
         description: str,
         asset: tuple[str, ...] = _ACTIVE_TOPOLOGY,
     ) -> None:
-        """Add a materialization of the asset's partition."""
+        """Add a materialization of the asset's partition.
+
+        It is stored at once. If that fails, it is kept in memory, and stored with the next event.
+        """
         event = UnreportedEvent(
             asset=asset, partition=partition, description=description[:_MAX_TEXT]
         )
@@ -131,7 +149,7 @@ class LeaderOutbox:
         *,
         removed: str | None = None,
     ) -> None:
-        """Add an observation of the topology's asset.
+        """Add an observation of the topology's asset, as :meth:`add`.
 
         ``removed`` is the id of the topology that the change removed: the code location then
         removes the partition key of its name.
@@ -151,6 +169,7 @@ class LeaderOutbox:
             self._store(ctx)
 
     def _append(self, event: UnreportedEvent) -> None:
+        """Add an event in memory; the oldest ones above the limit are dropped and logged."""
         events = [*self._events, event]
         for dropped in events[:-_MAX_EVENTS]:
             _log.warning(
@@ -161,6 +180,7 @@ class LeaderOutbox:
         self._events = events[-_MAX_EVENTS:]
 
     def _store(self, ctx: OperationsContext) -> None:
+        """Write the record with the events in memory; an error is only logged."""
         record = encode_record(self._record.model_copy(update={"events": tuple(self._events)}))
         try:
             # Only the leader writes the record, and the epoch proves that it leads: any version.
@@ -171,8 +191,9 @@ class LeaderOutbox:
     def flush(self, ctx: OperationsContext, dagster: DagsterClient) -> int:
         """Report the events, oldest first, until Dagster does not respond.
 
-        Return the number of reported events. The record is stored after every few events: if the
-        leader is lost before that, at most that many appear twice.
+        Return the number of reported events. An event that Dagster refuses is logged and dropped.
+        The record is stored after every few events: if the leader is lost before that, at most
+        that many appear twice.
         """
         reported = 0
         with self._lock:
@@ -192,12 +213,13 @@ class LeaderOutbox:
                 self._remove(ctx, handled)
                 handled = []
         else:
-            self._silence = None
+            self._silence = None  # Dagster responded to all: the next silence is logged.
         if handled:
             self._remove(ctx, handled)
         return reported
 
     def _remove(self, ctx: OperationsContext, handled: list[UnreportedEvent]) -> None:
+        """Remove events that need no report any longer, also from the stored record."""
         # By identity: two events may have the same fields.
         identities = {id(event) for event in handled}
         with self._lock:
@@ -205,7 +227,7 @@ class LeaderOutbox:
             self._store(ctx)
 
     def _log_silence(self, error: StormDagsterError, waiting: int) -> None:
-        """Log the reason why events wait, if it is a new one."""
+        """Log the reason why ``waiting`` events are not reported, if it is a new one."""
         if self._silence != error.message:
             self._silence = error.message
             _log.warning("%d events wait for Dagster: %s", waiting, error.message)

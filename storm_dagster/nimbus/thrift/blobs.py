@@ -15,8 +15,11 @@ from storm_dagster.nimbus.thrift.summaries import Summaries, version_number
 from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 
 _INTERNAL = ("upload.", "staging.", "staging-of.")
+"""Prefixes of the keys of the system's blobs."""
 _PAGE = 100
+"""Number of keys in one response of :meth:`Blobs.list`."""
 _READ_WRITE_ADMIN = 7
+"""Storm's bits of all rights: read (1), write (2), admin (4)."""
 
 
 class Blobs:
@@ -84,7 +87,8 @@ class Blobs:
     def list(self, session: str | None) -> Any:
         """Return a ListBlobsResult with the next hundred keys.
 
-        The session is the last key: it takes no memory and never expires.
+        The session is the last key that was returned, empty at first: it takes no memory and never
+        expires. A page without keys is the end.
         """
         keys = sorted(key for key in self._nimbus.blobs.keys("") if not key.startswith(_INTERNAL))
         if session:
@@ -120,6 +124,11 @@ class Blobs:
         return self._nimbus.blobs.exists(_visible(key))
 
     def _writable(self, key: str | None) -> str:
+        """Return a valid key that callers may write.
+
+        :class:`NotLeading` at a follower, :class:`RefusedCall` for blobs of the system and for the
+        code of a topology that exists.
+        """
         self._nimbus.status.require()
         checked = check_blob_key(key)
         if checked.startswith(_INTERNAL):
@@ -143,6 +152,7 @@ def _replication_not_settable(key: str) -> RefusedCall:
 
 
 def _visible(key: str | None) -> str:
+    """Return a valid key; :class:`KeyNotFound` for blobs of the system."""
     checked = check_blob_key(key)
     if checked.startswith(_INTERNAL):
         # The same words as for a key that does not exist: callers must not learn which uploads

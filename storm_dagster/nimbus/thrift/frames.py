@@ -15,6 +15,7 @@ MAX_VALUES = 250_000
 many.
 """
 
+# Types of values, as numbers of Thrift's binary protocol.
 _STOP = 0
 _STRING = 11
 _STRUCT = 12
@@ -26,13 +27,17 @@ _FIXED = {2: 1, 3: 1, 4: 8, 6: 2, 8: 4, 10: 8}
 # Smallest number of bytes of a value of each type.
 _MIN_BYTES = {**_FIXED, _STRING: 4, _STRUCT: 1, _MAP: 6, _SET: 5, _LIST: 5}
 _CALLS = (1, 4)
+"""Types of messages that clients send: a call, and one without a reply."""
 _VERSION = 0x8001
+"""Upper half of the first number of a message; an old client sends the length of a name there."""
 _MAX_NAME = 128
+"""Longest name of a method, bytes."""
 
 _i8 = struct.Struct("!b").unpack_from
 _i32 = struct.Struct("!i").unpack_from
 _list = struct.Struct("!bi").unpack_from
 _map = struct.Struct("!bbi").unpack_from
+"""Heads of values: a type; a length; element type and number; key type, value type and number."""
 
 
 class MalformedFrame(Exception):
@@ -40,7 +45,11 @@ class MalformedFrame(Exception):
 
 
 class _Walk:
-    """Position in a frame, and the number of values before it."""
+    """Position in a frame, and the number of values before it.
+
+    A method that reads or skips a value moves the position behind it. Every method raises
+    :class:`MalformedFrame`, or ``struct.error`` at the end of the frame.
+    """
 
     def __init__(self, frame: bytes) -> None:
         self.frame = frame
@@ -59,6 +68,10 @@ class _Walk:
         self.skip(length)
 
     def count(self, number: int, min_bytes: int) -> None:
+        """Count values that are announced, each of ``min_bytes`` or more.
+
+        They are refused before they are read if the rest of the frame is too short for them.
+        """
         if number < 0 or number * min_bytes > self.size - self.at:
             raise MalformedFrame(f"a container of {number} elements in {self.size - self.at} bytes")
         self.values += number
@@ -66,6 +79,7 @@ class _Walk:
             raise MalformedFrame(f"more than {MAX_VALUES} values")
 
     def value(self, kind: int, depth: int) -> None:
+        """Skip a value of type ``kind``, which may nest ``depth`` levels of others."""
         if kind in _FIXED:
             self.skip(_FIXED[kind])
         elif kind == _STRING:
@@ -88,6 +102,7 @@ class _Walk:
             raise MalformedFrame(f"type {kind} does not exist")
 
     def min_bytes(self, kind: int, number: int) -> int:
+        """Smallest size of one of ``number`` elements of type ``kind``."""
         if number == 0:
             return 0  # Empty containers name any type, also one that does not exist.
         if kind not in _MIN_BYTES:
@@ -95,6 +110,7 @@ class _Walk:
         return _MIN_BYTES[kind]
 
     def elements(self, kinds: tuple[int, ...], number: int, depth: int) -> None:
+        """Skip the elements of a container; ``kinds`` are the types of one, of a map two."""
         if number and all(kind in _FIXED for kind in kinds):
             self.skip(number * sum(_FIXED[kind] for kind in kinds))
             return
@@ -103,11 +119,13 @@ class _Walk:
                 self.value(kind, depth)
 
     def structure(self, depth: int) -> None:
+        """Skip the fields of a structure, up to its end."""
         while True:
             (kind,) = _i8(self.frame, self.at)
             if kind == _STOP:
                 self.at += 1
                 return
+            # A field begins with its type (one byte) and its id (two).
             self.count(1, 3)
             self.at += 3
             self.value(kind, depth)
@@ -122,7 +140,7 @@ def check_message(frame: bytes) -> int:
     walk = _Walk(frame)
     try:
         (first,) = _i32(frame, 0)
-        if first < 0:
+        if first < 0:  # The version has its highest bit set; a length has not.
             if (first >> 16) & 0xFFFF != _VERSION:
                 raise MalformedFrame("another protocol than Thrift's binary one")
             walk.at = 4

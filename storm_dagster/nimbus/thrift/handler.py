@@ -28,15 +28,18 @@ from storm_dagster.nimbus.thrift.idl import RefusedCall, load_idl
 from storm_dagster.nimbus.thrift.pages import Pages
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions, within
 from storm_dagster.nimbus.thrift.structures import topology_struct
-from storm_dagster.nimbus.thrift.submission import ANSWER_SECS, TopologySubmission
+from storm_dagster.nimbus.thrift.submission import TopologySubmission, answer_deadline
 from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.log_levels import level_change
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
+"""Names of users, as Linux permits them."""
 _MARGIN_SECS = 1.0
+"""Time before the deadline of a call at which it no longer waits for its run."""
 _POLL_SECS = 1.0
+"""Interval at which a call polls its run."""
 
 
 class NimbusHandler:
@@ -68,9 +71,9 @@ class NimbusHandler:
     def find_by_id(self, topology_id: str | None) -> TopologyView:
         """Find a topology; :class:`NotAlive` if no topology has this id."""
         view = self._reader.view()
-        # A damaged topology is reported as damaged, not as absent.
         topology = view.topologies.get(topology_id or "")
         if topology is None:
+            # A damaged topology is reported as damaged, not as absent.
             raise _not_alive(view, topology_id)
         return topology
 
@@ -134,12 +137,17 @@ class NimbusHandler:
         self._change(name, "rebalance", document)
 
     def _change(self, name: str | None, verb: str, document: Mapping[str, Any]) -> None:
+        """Execute a verb, or launch its run and wait for it within the time of a response.
+
+        :class:`NotAlive` without a name or for an unknown one, :class:`Late` if the run is not
+        launched in time. A run that was launched continues after the call.
+        """
         if not isinstance(name, str) or not name:
             raise NotAlive(f"no topology was named: give the name of the one to {verb}")
         if VERBS[verb].executed_by == "leader":
             self._lifecycle.act(name, verb, document)
         else:
-            deadline = time.monotonic() + ANSWER_SECS - 0.5
+            deadline = answer_deadline()
             response = within(
                 deadline, lambda: self._lifecycle.act(name, verb, document), f"{verb} of {name!r}"
             )
@@ -256,6 +264,7 @@ def _level_change(logger: str, entry: Any) -> LevelChange | None:
 
 
 def _text(value: str | None) -> str:
+    """Name or id of a topology; :class:`InvalidRequest` without one."""
     if not isinstance(value, str):
         raise InvalidRequest(
             "the topology is not named: give its id (or name, if the method takes one)"
@@ -303,6 +312,7 @@ def _refuse_overrides(options: Any) -> None:
 
 
 def _wait_secs(options: Any) -> int | None:
+    """Delay of a kill or rebalance; ``None``, the default, also for a negative number."""
     secs = options.wait_secs if options is not None else None
     if secs is None or secs < 0:
         return None

@@ -27,7 +27,9 @@ Clients compare it with versions of Storm to choose the methods that they call.
 
 _REPLY = 2
 _EXCEPTION = 3
+"""Types of messages that a server sends."""
 _MAX_DEPTH = 64
+"""Nesting that the protocol accepts; frames of clients are checked by a lower limit before."""
 
 
 @functools.cache
@@ -102,14 +104,16 @@ def set_declared(result: Any, error: errors.StormDagsterError) -> bool:
     """
     if isinstance(error, errors.Misconfigured):
         return False
-    declared = {
-        spec[2].__name__: spec
-        for spec in result.thrift_spec.values()
-        if spec[1] != "success" and len(spec) == 4
-    }
+    declared: dict[str, tuple[str, Any]] = {}
+    for spec in result.thrift_spec.values():
+        # (type, field, class, required); a field of a simple type has no class.
+        if len(spec) == 4:
+            _, field, exception_class, _ = spec
+            if field != "success":
+                declared[exception_class.__name__] = (field, exception_class)
     for error_classes, exception_name in _EXCEPTIONS:
         if isinstance(error, error_classes) and exception_name in declared:
-            _, field, exception_class, *_ = declared[exception_name]
+            field, exception_class = declared[exception_name]
             setattr(result, field, exception_class(msg=error.message))
             return True
     return False

@@ -25,9 +25,11 @@ from storm_dagster.nimbus.thrift.summaries import Summaries, i32, worker_summary
 
 _NO_ERRORS = 1
 _ONE_ERROR = 2
+"""Values of Storm's NumErrorsChoice; any other means all errors."""
 _COUNTS = ("emitted", "transferred", "acked", "failed")
 _OUTPUT_COUNTS = ("emitted", "transferred")
 _ACK_COUNTS = ("acked", "failed")
+"""Counts of a component, of a bolt's output streams, and of its input streams."""
 _LATENCIES = {
     "spout": {"complete_latency_ms": "complete_ms"},
     # A tuple is processed when its call returns.
@@ -121,7 +123,7 @@ class Pages:
             stats_by_window[name] = _aggregate(component, totals)
         executor_stats: list[Any] = []
         for executor in component.executors:
-            if executor.node is None:
+            if executor.node is None:  # Not placed: its summary would need a host and a port.
                 continue
             totals = executor.windows[window].totals(include_sys=include_sys)
             stats = idl.ExecutorAggregateStats(
@@ -150,7 +152,7 @@ class Pages:
     ) -> Any:
         """Return a SupervisorPageInfo of one supervisor, or of all on a host.
 
-        :class:`NotAlive` if there is none.
+        With an id the host is ignored. :class:`NotAlive` if there is none.
         """
         now_secs = int(time.time())
         live_supervisors = supervisors_of(self._reader.view(), now_secs=now_secs, workers=True)
@@ -190,12 +192,13 @@ class Pages:
         try:
             return self.conf_text(topology)
         except Unavailable:
-            return "{}"  # This nimbus lacks the code; the page has its other fields.
+            # This nimbus lacks the code; the page has its other fields.
+            return "{}"
 
 
 def _head(kind: Any, summary: Any) -> dict[str, Any]:
     """Fields of a TopologySummary that the structure ``kind`` has as well."""
-    names = {spec[1] for spec in kind.thrift_spec.values()}
+    names = {field_name for _, field_name, *_ in kind.thrift_spec.values()}
     return {name: value for name, value in vars(summary).items() if name in names}
 
 
@@ -205,6 +208,7 @@ def _component_type(kind: Kind) -> Any:
 
 
 def _errors(errors: tuple[TaskError, ...], choice: int | None = None) -> list[Any]:
+    """ErrorInfos of the errors, newest first; ``choice`` is a NumErrorsChoice."""
     if choice == _NO_ERRORS:
         return []
     if choice == _ONE_ERROR:
@@ -243,6 +247,10 @@ def _executor(executor: ExecutorSnapshot, *, stats: bool = True) -> Any:
 
 
 def _executor_stats(executor: ExecutorSnapshot) -> Any:
+    """Statistics of an executor: outputs by stream, acks of a bolt by input.
+
+    ``attributes`` maps the fields of the structure to attributes of the snapshot.
+    """
     idl = load_idl()
     attributes = {name: name for name in _ACK_COUNTS} | _AVERAGES[executor.kind]
     if executor.kind == "bolt":
@@ -330,6 +338,8 @@ def _stats(
     """Statistics with the ``counts`` of the totals.
 
     With ``means`` they also have the latencies, and of a bolt the number of executed tuples.
+    ``capacity`` is that of a bolt. ``common_fields`` are further fields that spouts and bolts both
+    have.
     """
     idl = load_idl()
     fields: dict[str, Any] = {}
@@ -372,6 +382,7 @@ def _outputs(component: ComponentSnapshot, window_stats: WindowStats) -> dict[st
 
 
 def _topology_stats(snapshot: TopologySnapshot, include_sys: bool) -> Any:
+    """TopologyStats: each number by window."""
     totals_by_window = {
         window: snapshot.totals(window, include_sys=include_sys) for window in WINDOWS
     }

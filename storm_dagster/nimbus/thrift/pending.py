@@ -37,8 +37,10 @@ class PendingSubmission:
 
     name: str
     handle: str
+    """Handle of the upload of its parts."""
     token: str
     inactive: bool
+    """True if the topology starts inactive."""
 
 
 class PendingSubmissions:
@@ -71,14 +73,19 @@ class PendingSubmissions:
                 self._names.discard(name)
 
     def _refuse_waiting(self, name: str) -> None:
+        """Raise :class:`AlreadyAlive` if a leader still has to launch a submission of the name."""
         runs = self._nimbus.launches.runs
         for token, record in self._records.tokens(self._nimbus.cluster.state).items():
+            # A record without a request is not launched by a leader: its caller repeats it.
             waits = record.request and token not in runs
             if record.verb == "submit" and record.name == name and waits:
                 raise _being_submitted(name)
 
     def add(self, pending: PendingSubmission) -> None:
-        """Store the record: from here on the submission survives this nimbus."""
+        """Store the record: from here on the submission survives this nimbus.
+
+        :class:`NotLeading` at a follower.
+        """
         epoch = self._nimbus.status.require()
         allocate_topology_id(
             self._nimbus.operations(epoch),
@@ -114,7 +121,7 @@ class PendingSubmissions:
         """Delete its record and its upload.
 
         :class:`Unavailable` when its record may be left, most often because this nimbus no longer
-        leads: the next leader then launches it, and needs the upload.
+        leads: the next leader then launches it, and the upload stays for it.
         """
         if not self._discard(pending.token):
             raise Unavailable(
@@ -125,7 +132,10 @@ class PendingSubmissions:
         self._nimbus.uploads.cancel(pending.handle)
 
     def _discard(self, token: str) -> bool:
-        """Delete the record; false if it may be left."""
+        """Delete the record; false if it may be left.
+
+        A record that is missing or published needs no deletion: true.
+        """
         epoch = self._nimbus.status.epoch
         if epoch is None:
             return False
@@ -135,9 +145,10 @@ class PendingSubmissions:
         except StormDagsterError as error:
             _log.warning("the record of token %s is left: %s", token, error.message)
             return False
-        if stored is None or stored[0].published:
+        if stored is None:
             return True
-        return discard_token(ctx, token, stored[1], epoch)
+        record, version = stored
+        return record.published or discard_token(ctx, token, version, epoch)
 
 
 def _being_submitted(name: str) -> AlreadyAlive:

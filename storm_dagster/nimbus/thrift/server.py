@@ -38,12 +38,17 @@ _NO_SASL = (
 )
 
 _READ_BYTES = 64 * 1024
+"""Largest part of a frame that is read and counted at once."""
 _MAX_HANDSHAKES = 64
+"""Limit of connections that are accepted and whose handshake has not ended."""
 _SLOW_FRAME_SECS = 5.0
 """Time after which an unfinished frame may be dropped to make room for a new connection."""
-# asyncio keeps up to twice this of the data that a client sent too early, uncounted.
 _EARLY_BYTES = 16 * 1024
+"""Limit of a connection's reader: asyncio keeps up to twice this of the data that a client sent too
+early, uncounted.
+"""
 _SWEEP_SECS = 1.0
+"""Interval at which connections that have been in a state for too long are dropped."""
 
 State = Literal["idle", "receiving", "working", "sending"]
 
@@ -64,6 +69,7 @@ class ServerLimits:
     frame_bytes: int = 16_384_000
     """Largest frame; a longer one closes its connection before its content is read."""
     threads: int = 64
+    """Maximum number of calls that are served at the same time."""
     connections: int = 512
     """Maximum number of connections; one more drops the one that has been idle longest."""
     held_bytes: int | None = None
@@ -89,7 +95,9 @@ class _Connection:
         self.peer = _peer_of(writer)
         self.state: State = "idle"
         self.since = time.monotonic()
+        """Monotonic time at which the state began."""
         self.held_bytes = 0
+        """Number of bytes of its frame or answer that are held now."""
 
     def become(self, state: State) -> None:
         self.state = state
@@ -123,6 +131,7 @@ class ThriftServer:
     def __post_init__(self) -> None:
         limits = self._limits
         self.connections: set[_Connection] = set()
+        """Connections that count for the limits; one that is dropped no longer does."""
         self.held_bytes: int = 0
         """Number of bytes of frames and answers that are held for all clients now."""
         if limits.held_bytes is None:
@@ -132,7 +141,9 @@ class ThriftServer:
         self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="nimbus-thrift-call")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
+        """Set to end the loop."""
         self._started = threading.Event()
+        """Set when the loop runs, or has failed."""
         self.thread = threading.Thread(target=self._serve, name="nimbus-thrift", daemon=True)
 
     def start(self, timeout: float = 10.0) -> None:
@@ -202,6 +213,10 @@ class ThriftServer:
             task.add_done_callback(lambda ended_task: opening.pop(ended_task, None))
 
     async def _open(self, link: socket.socket) -> None:
+        """Make the handshake of an accepted connection; :meth:`_talk` continues it.
+
+        A connection whose handshake fails is closed.
+        """
         reader = asyncio.StreamReader(limit=_EARLY_BYTES)
         handshake = {} if self.tls is None else {"ssl": self.tls, "ssl_handshake_timeout": 10.0}
         with suppress(OSError, asyncio.TimeoutError):
@@ -210,6 +225,7 @@ class ThriftServer:
             )
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection until it ends; it is refused if there is no place for it."""
         if self.own_user_only:
             own_address = writer.get_extra_info("sockname")
             peer_address = writer.get_extra_info("peername")
@@ -244,7 +260,7 @@ class ThriftServer:
             connection.drop()
 
     async def _receive(self, connection: _Connection, reader: asyncio.StreamReader) -> bytes | None:
-        """Return the next frame; ``None`` at the orderly end of the connection."""
+        """Return the next frame; ``None`` at the end of the connection, or if it was dropped."""
         connection.become("idle")
         head = await reader.read(4)
         if not head:
@@ -277,6 +293,7 @@ class ThriftServer:
         return bytes(frame)
 
     async def _reply(self, connection: _Connection, frame: bytes) -> None:
+        """Serve a call in a thread, and send its answer; ``None`` sends nothing."""
         connection.become("working")
         assert self._loop is not None
         answer = await self._loop.run_in_executor(
@@ -297,7 +314,7 @@ class ThriftServer:
     # -- the limits --------------------------------------------------------------------------------
 
     def _hold(self, connection: _Connection, count: int) -> None:
-        """Count bytes that are held for a connection.
+        """Count bytes that are held for a connection, or are no longer (a negative ``count``).
 
         Above the limit of all connections the slowest one is dropped, but none that holds at most
         its share.

@@ -48,9 +48,11 @@ from storm_dagster.security.settings import Security
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
 _ONEWAY = 4
+"""Type of a message whose client expects no reply."""
 _LARGE_VALUES = 20_000
+"""Number of values above which a message counts as large."""
 _MAX_LARGE = 4
-"""Number of messages of so many values that are decoded at the same time.
+"""Limit of large messages that are decoded and served at the same time.
 
 Decoded messages take a hundred times their bytes.
 """
@@ -63,8 +65,10 @@ def operation_of(method: str, arguments: Sequence[object] = ()) -> Operation:
     Unknown methods are for administrators. Conf keys turn a submission into a change of the
     topology that runs under its name.
     """
-    if method in _SUBMISSIONS and len(arguments) > 2 and changes_a_topology(arguments[2]):
-        return "topology"
+    if method in _SUBMISSIONS and len(arguments) > 2:
+        _, _, json_conf, *_ = arguments
+        if changes_a_topology(json_conf):
+            return "topology"
     return operation_of_method(method)
 
 
@@ -79,13 +83,18 @@ class Access:
 
     security: Security
     conf: Mapping[str, Any]
+    """Conf of the cluster, which names the administrators."""
     topology_conf: Callable[[str], Mapping[str, Any] | None]
+    """Name or id of a topology -> its conf; ``None`` if it cannot be read."""
     groups: Callable[[str], frozenset[str]]
+    """User -> its groups."""
 
     def check(self, peer: ThriftPeer, method: str, arguments: Sequence[object]) -> None:
         """Return if the peer may call the method.
 
         Else raise :class:`NotAuthenticated` or :class:`NotAuthorized`, which the audit log keeps.
+        The user of the call is set for this thread: ``REQUEST_USER``, and ``LIMITED_USER`` unless
+        it is an administrator.
         """
         LIMITED_USER.set(None)
         REQUEST_USER.set(peer.user or "")
@@ -98,6 +107,11 @@ class Access:
             raise
 
     def _check(self, peer: ThriftPeer, method: str, arguments: Sequence[object]) -> None:
+        """Check the peer in a secured cluster.
+
+        An operation ``topology`` is authorized by the conf of the topology that the first argument
+        names; without its conf only administrators may execute it.
+        """
         if peer.user is None:
             raise NotAuthenticated(
                 "this cluster requires authentication, and Thrift's calls carry no secret: set "
@@ -132,6 +146,7 @@ class Dispatcher:
         self._check = check
         self._service = load_idl().Nimbus
         self._large = threading.BoundedSemaphore(_MAX_LARGE)
+        """Held while a large message is served."""
 
     def answer(self, frame: bytes, peer: ThriftPeer) -> bytes | None:
         """Return the response to a call, which may be an error.
@@ -149,6 +164,11 @@ class Dispatcher:
         return None if kind == _ONEWAY else response
 
     def _answer(self, name: str, seqid: int, protocol: Any, peer: ThriftPeer) -> bytes:
+        """Call the method whose arguments ``protocol`` reads, and encode its reply.
+
+        Every error becomes a reply: an exception that the method declares, or else a
+        TApplicationException.
+        """
         method = METHODS.get(name)
         if method is None:
             text = f"nimbus has no method {name!r:.140}: it serves Storm's Nimbus service"
@@ -181,7 +201,8 @@ class Dispatcher:
 
     def _call(self, name: str, method: Method, args: Any, peer: ThriftPeer) -> Any:
         """Call the method if the peer may, and write the line of the audit log."""
-        arguments = [getattr(args, spec[1]) for _, spec in sorted(args.thrift_spec.items())]
+        # Number of a field -> (type, name, ...): the numbers are in the order of the arguments.
+        arguments = [getattr(args, field) for _, (_, field, *_) in sorted(args.thrift_spec.items())]
         self._check(peer, name, arguments)
         value = method.call(self._handler, arguments)
         if method.changes:

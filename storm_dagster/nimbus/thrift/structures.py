@@ -99,6 +99,7 @@ def _read_component(title: str, component: Any, declaration: Any) -> ComponentSp
 
 
 def _read_object(title: str, component: Any) -> ComponentObject:
+    """Read a ComponentObject; :class:`InvalidTopology` unless it is a shell component."""
     if component is not None and component.shell is not None:
         command = component.shell.execution_command
         if not command:
@@ -143,17 +144,23 @@ def read_conf(text: str | None, title: str) -> dict[str, Any]:
 
 
 def _read_grouping(title: str, grouping: Any) -> GroupingSpec:
-    """Read a Grouping; ``title`` names the component in errors."""
+    """Read a Grouping; ``title`` names the component in errors.
+
+    :class:`InvalidTopology` if it has no counterpart in :data:`GROUPINGS`.
+    """
     custom = getattr(grouping, "custom_object", None)
     fields = getattr(grouping, "fields", None) or ()
     if custom is not None and not fields:
+        # A custom grouping has its fields as text arguments; others than text are no fields.
         strings = [argument.string_arg for argument in custom.args_list or ()]
         fields = strings if all(strings) else ()
     for name, rule in GROUPINGS.items():
+        # ``storm`` is the name of the union's member, and of a custom grouping its Java class.
         member, _, java_class = rule.storm.partition(":")
         value = getattr(grouping, member, None)
         if value is None or (java_class and java_class != value.full_class_name):
             continue
+        # Storm's global grouping is a fields grouping without fields: only one of the two fits.
         if bool(fields) == (rule.needs == "fields"):
             return GroupingSpec(type=name, fields=tuple(fields))
     if custom is not None:
@@ -175,7 +182,10 @@ def _read_grouping(title: str, grouping: Any) -> GroupingSpec:
 
 
 def changes_a_topology(json_conf: object) -> bool:
-    """True if JStorm's keys in a submission's conf change the running topology."""
+    """True if JStorm's keys in a submission's conf change the running topology.
+
+    False for a conf that cannot be read, which the submission refuses.
+    """
     try:
         conf = read_conf(json_conf, "the conf") if isinstance(json_conf, str) else {}
     except InvalidTopology:
@@ -214,7 +224,10 @@ def _object_struct(component: ComponentSpec) -> Any:
 
 
 def _python_struct(name: str, args: dict[str, Any]) -> Any:
-    """JavaObject in place of a Python class or function."""
+    """JavaObject in place of a Python class or function.
+
+    Its one argument is the JSON of ``args``; without ``args`` it has none.
+    """
     idl = load_idl()
     arguments: list[Any] = []
     if args:
@@ -223,6 +236,7 @@ def _python_struct(name: str, args: dict[str, Any]) -> Any:
 
 
 def _common_struct(component: ComponentSpec) -> Any:
+    """Make a ComponentCommon: inputs, streams, parallelism and conf."""
     idl = load_idl()
     groupings: dict[Any, Any] = {}
     for subscription in component.inputs:
@@ -243,6 +257,10 @@ def _common_struct(component: ComponentSpec) -> Any:
 
 
 def _grouping_struct(grouping: GroupingSpec) -> Any:
+    """Make a Grouping.
+
+    A grouping that Storm does not have is a custom one whose class is ``python:`` and its name.
+    """
     idl = load_idl()
     rule = GROUPINGS[grouping.type]
     if not rule.storm:

@@ -31,8 +31,19 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECS = 6.0
 """Maximum time of a response: streamparse's client gives up after 7 s."""
+_MARGIN_SECS = 0.5
+"""Part of :data:`ANSWER_SECS` that is left for the response after the wait."""
 _POLL_SECS = 0.1
+"""Interval at which a submission polls its record for the publication."""
+_RUN_SECS = 1.0
+"""Interval at which it also looks up its run, which may have failed."""
 _GZIP = b"\x1f\x8b"
+"""First bytes of a gzip file."""
+
+
+def answer_deadline() -> float:
+    """Monotonic time up to which a call that begins now may wait for its work."""
+    return time.monotonic() + ANSWER_SECS - _MARGIN_SECS
 
 
 @dataclass(frozen=True)
@@ -41,9 +52,12 @@ class _Checked:
 
     name: str
     conf: dict[str, Any]
+    """Conf of the submission."""
     spec: TopologySpec
     archive_sha256: str
+    """Hash of the uploaded archive."""
     inactive: bool
+    """True if the topology starts inactive."""
     deploy: tuple[str, Mapping[str, Any]] | None
     """Verb and body of the change that it requests; ``None`` for a plain submission."""
 
@@ -69,11 +83,12 @@ class TopologySubmission:
         """Accept a topology: store it, launch its run, and wait until it is published.
 
         A published topology is listed. If that takes longer than :data:`ANSWER_SECS`, it continues
-        in the background. :class:`AlreadyAlive`, :class:`InvalidTopology`, and
-        :class:`Unavailable` at a follower or without Dagster. For a hot deploy or gray upgrade
-        :class:`NotAlive` if the name does not run.
+        in the background. ``location`` is the session of the uploaded archive. Raises
+        :class:`AlreadyAlive`, :class:`InvalidTopology`, and :class:`Unavailable` at a follower or
+        without Dagster. For a hot deploy or gray upgrade :class:`NotAlive` if the name does not
+        run.
         """
-        deadline = time.monotonic() + ANSWER_SECS - 0.5
+        deadline = answer_deadline()
         self._nimbus.status.require()
         checked = self._check(name, location, json_conf, topology, options)
         if checked.deploy is not None:
@@ -110,11 +125,15 @@ class TopologySubmission:
         topology: Any,
         options: Any,
     ) -> _Checked:
-        checked = check_topology_name(name)
-        document = read_conf(json_conf, f"topology {checked!r}")
-        spec = read_topology_struct(topology, checked)
+        """Check every part of a submission; nothing is stored.
+
+        Raises the errors of :meth:`submit`. Unknown keys of the conf are only logged.
+        """
+        checked_name = check_topology_name(name)
+        document = read_conf(json_conf, f"topology {checked_name!r}")
+        spec = read_topology_struct(topology, checked_name)
         conf, spec, warnings = check_confs(
-            document, spec, f"the conf of topology {checked!r}", unknown="warn"
+            document, spec, f"the conf of topology {checked_name!r}", unknown="warn"
         )
         deploy: tuple[str, Mapping[str, Any]] | None = None
         if conf.get("topology.upgrade"):  # It takes precedence over a hot deploy, as in JStorm.
@@ -123,13 +142,13 @@ class TopologySubmission:
             deploy = ("update", {})
         if deploy is None:
             remedy = "kill it first, choose another name, or set topology.hot.deploy.enable=true"
-            check_name_free(self._nimbus.cluster.load_view(), checked, remedy=remedy)
+            check_name_free(self._nimbus.cluster.load_view(), checked_name, remedy=remedy)
         # Errors are returned to the client, not only raised by the run's first stage.
         normalize_submission(self._nimbus.conf.values, conf, spec)
         for warning in warnings:
-            _log.warning("topology %s: %s", checked, warning)
+            _log.warning("topology %s: %s", checked_name, warning)
         return _Checked(
-            name=checked,
+            name=checked_name,
             conf=conf,
             spec=spec,
             archive_sha256=self._archive(location),
@@ -160,7 +179,8 @@ class TopologySubmission:
     def _store(self, checked: _Checked) -> str:
         """Store the parts as a new upload; return its handle.
 
-        The client may use its location for another submission.
+        The archive keeps its own upload as well: the client may use its location for another
+        submission. After an error the new upload is cancelled.
         """
         handle = self._nimbus.uploads.begin()
         blobs = self._nimbus.blobs
@@ -170,6 +190,7 @@ class TopologySubmission:
             )
             if archive is None:
                 raise InvalidTopology(_no_archive(None))
+            # Not a part of clients: the run only warns of unknown conf keys, as this does.
             blobs.put(f"upload.{handle}.source", b"thrift")
             blobs.put(f"upload.{handle}.conf", encode_json(checked.conf))
             blobs.put(f"upload.{handle}.topology", checked.spec.to_json())
@@ -180,22 +201,31 @@ class TopologySubmission:
         return handle
 
     def _await_publication(self, token: str, deadline: float) -> None:
-        next_poll = time.monotonic() + 1.0
+        """Return when the topology is published, its run has ended, or at the deadline."""
+        next_lookup = time.monotonic() + _RUN_SECS
         while time.monotonic() < deadline:
             operations = self._nimbus.operations(self._nimbus.status.require())
             stored = read_token(operations, token)
-            if stored is not None and stored[0].published:
-                return
-            if time.monotonic() >= next_poll:
+            if stored is not None:
+                record, _ = stored
+                if record.published:
+                    return
+            if time.monotonic() >= next_lookup:
                 run = self._nimbus.dagster.find_run(TOKEN_TAG, token)
                 if run is not None and run.finished:
                     return
-                next_poll = time.monotonic() + 1.0
+                next_lookup = time.monotonic() + _RUN_SECS
             time.sleep(_POLL_SECS)
 
     def _deploy(
         self, checked: _Checked, verb: str, body: Mapping[str, Any], handle: str, deadline: float
     ) -> None:
+        """Launch the run of a change with the uploaded code, and wait for the launch.
+
+        The upload is cancelled if the launch fails. :class:`Late` if it has not ended at
+        ``deadline``: it continues in the background.
+        """
+
         def launch() -> None:
             try:
                 document = {"handle": handle, "token": _new_token(), **body}
@@ -212,6 +242,10 @@ def _new_token() -> str:
 
 
 def _inactive(options: Any) -> bool:
+    """True if SubmitOptions ask for an inactive topology; ``None`` is an active one.
+
+    :class:`InvalidTopology` for credentials and for an unknown status.
+    """
     if options is None:
         return False
     if options.creds is not None and options.creds.creds:

@@ -22,7 +22,7 @@ _MAX_I32 = 2**31 - 1
 
 
 def i32(value: float | None) -> int:
-    """Round and limit a number to a field of 32 bits."""
+    """Truncate and limit a number to a field of 32 bits; ``None`` becomes 0."""
     return max(-_MAX_I32, min(_MAX_I32, int(value or 0)))
 
 
@@ -139,6 +139,8 @@ class Summaries:
     def owners(self, owner: str | None) -> list[Any]:
         """Return an OwnerResourceSummary of each owner, or of this one.
 
+        ``None`` and an empty name stand for all.
+
         Topologies request no resources: those that their workers were given stand in both places.
         """
         summaries: list[Any] = []
@@ -186,7 +188,8 @@ class Summaries:
     def copies(self, key: str) -> int:
         """Number of nimbuses that hold the newest content of a blob.
 
-        A blob that is not announced counts as held by this nimbus if it is stored here.
+        A blob without a registered holder counts as held by this nimbus if it is stored here. With
+        a shared store it is 1.
         """
         if self._nimbus.blobs.shared:
             return 1

@@ -26,8 +26,9 @@ from storm_dagster.nimbus.time_cache_map import TimeCacheMap, V
 
 _log = logging.getLogger(__name__)
 _MAX_UPLOADS = 1000
+"""Limit of open uploads of one kind."""
 _MAX_DOWNLOADS = 200
-"""Each download holds a file open."""
+"""Limit of open downloads: each one holds a file open."""
 
 
 class Upload:
@@ -40,8 +41,11 @@ class Upload:
         self.user = LIMITED_USER.get()
         """The only user, apart from administrators, who may continue this upload."""
         self.size: int = 0
+        """Number of bytes that have arrived."""
         self.lock = threading.Lock()
+        """Held by the caller that appends, finishes or cancels."""
         self.ended = False
+        """True when the file is removed or has become a blob."""
         self.digest = hashlib.sha256()
         """Hash of the chunks that have arrived."""
         path.touch(exist_ok=False)
@@ -57,7 +61,7 @@ class Upload:
         self.size += len(chunk)
 
     def discard(self) -> None:
-        """Remove the file; repeatable."""
+        """End the upload and remove its file, if it is still there; repeatable."""
         self.ended: bool = True
         self.path.unlink(missing_ok=True)
 
@@ -69,12 +73,14 @@ class UploadSessions:
         self._nimbus = nimbus
         self._title = title
         self._max_bytes = int(nimbus.conf["nimbus.upload.max.bytes"])
+        """Largest upload."""
         self._open: TimeCacheMap[str, Upload] = _sessions(nimbus, self._expire, _MAX_UPLOADS)
+        """Session -> its upload."""
 
     def begin(self, key: str | None = None) -> str:
         """Begin a session for the blob ``key``; return its name.
 
-        ``None`` stands for the archive that is uploaded under the session's own name.
+        Without ``key`` the upload becomes the archive ``upload.<session>.archive``.
         :class:`Unavailable` at a follower, and if too many uploads are open.
         """
         self._nimbus.status.require()
@@ -142,7 +148,11 @@ class UploadSessions:
 
     @contextmanager
     def _take(self, session: str | None) -> Iterator[Upload]:
-        """Take the upload of a session for one caller, and restart its idle time."""
+        """Take the upload of a session for one caller, and restart its idle time.
+
+        :class:`KeyNotFound` if it does not exist, has ended, or belongs to another user. A second
+        caller waits.
+        """
         upload = self._open.touch(session) if isinstance(session, str) else None
         if upload is None:
             raise self._not_found(session)
@@ -178,7 +188,7 @@ class Downloads:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._chunk = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
+        self._chunk_bytes = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
         self._open: TimeCacheMap[str, _Download] = _sessions(
             nimbus, lambda _, download: self._close(download), _MAX_DOWNLOADS
         )
@@ -199,7 +209,10 @@ class Downloads:
         return session, meta
 
     def read(self, session: str | None) -> bytes:
-        """Return the next chunk; at the end an empty one, which ends the session."""
+        """Return the next chunk; at the end an empty one, which ends the session.
+
+        :class:`KeyNotFound` for a session that does not exist, has ended or expired.
+        """
         download = self._open.touch(session) if isinstance(session, str) else None
         if download is None:
             raise KeyNotFound(
@@ -208,7 +221,7 @@ class Downloads:
         with download.lock:
             if download.stream.closed:
                 raise KeyNotFound(f"download {session} has expired: begin a new one")
-            chunk = download.stream.read(self._chunk)
+            chunk = download.stream.read(self._chunk_bytes)
         if not chunk:
             self._open.remove(str(session))
             self._close(download)
@@ -229,6 +242,7 @@ class Downloads:
 def _sessions(
     nimbus: Nimbus, on_expire: Callable[[str, V], None], limit: int
 ) -> TimeCacheMap[str, V]:
+    """Map of sessions, which nimbus's upkeep expires when they are idle."""
     expiry_secs = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
     sessions = TimeCacheMap(expiry_secs, now=time.monotonic(), on_expire=on_expire, limit=limit)
     nimbus.expiring.append(sessions)

@@ -45,17 +45,22 @@ _MAX_ROWS = 200
 """Rows of a table of tasks, streams, lags or metrics."""
 _MAX_TIMES = 12
 """Rows of the table of a chart, at least, if the chart has as many."""
+_MAX_ERRORS = 20
+"""Errors on the page of a topology."""
 _CHARTS = (
     ("Tuples per second", "", (("emitted", "rate"), ("acked", "acked"))),
     ("Complete latency", "ms", (("p50", "p50_ms"), ("p95", "p95_ms"), ("p99", "p99_ms"))),
     ("Lag, and failed per second", "", (("lag", "lag"), ("failed", "failed"))),
 )
+"""Charts of a topology: title, unit, and (label, column of the history) of each line."""
 _COMPONENT_CHARTS = (
     ("Tuples per second", "", (("tuples", "rate"), ("failed", "failed"))),
     ("Latency", "ms", (("p50", "p50_ms"), ("p95", "p95_ms"), ("p99", "p99_ms"))),
     ("Tuples that wait", "", (("queue", "waiting"),)),
 )
+"""Charts of one component, likewise."""
 _MAX_EVENTS = 40
+"""Lines of the timeline."""
 _STARTING_SECS = 30
 """A worker that starts later than this after its placement replaced another in its slot."""
 _SORT_KEYS = ("name", "rate", "failed", "p95_ms", "capacity", "lag", "uptime_secs")
@@ -97,6 +102,11 @@ class PageFacts:
         return {"rows": rows, "search": search, "sort": sort, "operations": operations}
 
     def _topology_rows(self) -> list[dict[str, Any]]:
+        """Rows of ``list --json`` with numbers, a picture of the trend, and a link.
+
+        The numbers are ``None``, and the picture empty, unless the topology is active and its tasks
+        beat.
+        """
         topologies = self._reader.view().topologies.values()
         heartbeats = {topology.id: topology.beats for topology in topologies}
         rows: list[dict[str, Any]] = []
@@ -117,7 +127,12 @@ class PageFacts:
         return rows
 
     def topology(self, request: Request) -> dict[str, Any]:
-        """One topology: findings, graph, charts, tables, timeline, errors."""
+        """One topology: findings, graph, charts, tables, timeline, errors.
+
+        The query has ``focus`` (a component that the page is about), ``sort`` (a column of the
+        components) and ``day`` (charts of a day instead of an hour). :class:`KeyNotFound` for an
+        unknown component.
+        """
         view = self._reader.view()
         topology = topology_by_name(view, request.path_params["name"])
         now = time.time()
@@ -137,6 +152,7 @@ class PageFacts:
         }
 
         def link(**changed: str) -> str:
+            """URL of this page with the same query, except for the ``changed`` parameters."""
             values = {**parameters, **changed}
             query = urlencode({key: value for key, value in values.items() if value})
             return f"{here}?{query}" if query else here
@@ -160,7 +176,7 @@ class PageFacts:
             "metrics": flow.metrics(focus)[:_MAX_ROWS],
             "workers": flow.workers(Links(view)),
             "events": timeline(snapshot, self._nimbus.dagster.run_url),
-            "errors": snapshot.errors[:20],
+            "errors": snapshot.errors[:_MAX_ERRORS],
             "focus": focus,
             "sort": sort,
             "columns": COLUMNS,
@@ -223,13 +239,19 @@ class PageFacts:
         return {"picture": Markup(slots_picture(drawn, "Hosts and slots")), "rows": rows}
 
     def _charts(self, topology: Any, focus: str, day: bool, now: float) -> list[dict[str, Any]]:
+        """Charts of a topology, or of the component ``focus``; none without a history.
+
+        Each is ``{"title", "unit", "keys", "svg", "rows"}``: ``keys`` explain its lines, ``rows``
+        are its numbers as a table. ``now`` is in epoch seconds.
+        """
         history = self._reader.history(topology, focus, day)
+        # Only an empty history, which has no charts, has no interval.
         interval = float(history.get("interval") or (300 if day else 10))
         columns = history.get("columns") or ["time"]
         rows = [dict(zip(columns, row, strict=True)) for row in history.get("rows") or ()]
         if not rows:
             return []
-        # The chart of a young topology begins with the topology.
+        # The chart of a young topology begins with the topology, but has 12 intervals at least.
         since = max(
             now - (86_400 if day else 3600),
             min(topology.base.launch_time_secs, now - 12 * interval),
@@ -269,7 +291,7 @@ def _chart_line(label: str, column: str, rows: Sequence[Mapping[str, Any]]) -> L
 def _chart_rows(
     columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
 ) -> list[tuple[float, list[float | None]]]:
-    """Rows of the table of a chart, the newest first, at equal distances."""
+    """(time, value of each column) of some rows, the newest first, at equal distances."""
     step = max(1, len(rows) // _MAX_TIMES)
     newest = len(rows) - 1
     table: list[tuple[float, list[float | None]]] = []
@@ -326,4 +348,5 @@ def timeline(topology: TopologySnapshot, run_url: Callable[[str], str | None]) -
 
 
 def _last_line(text: str) -> str:
+    """Last line of an error, which names the exception of a traceback; at most 160 characters."""
     return (text.strip().splitlines() or [""])[-1][:160]

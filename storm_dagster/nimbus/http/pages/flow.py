@@ -28,7 +28,9 @@ COLUMNS = {
 }
 """Sortable columns of the table of components, and their titles."""
 _FLOW_COLUMNS = tuple(key for key in COLUMNS if key not in ("name", "errors"))
+"""Columns whose numbers are attributes of a component's ``flow``."""
 _BUSY = 0.8
+"""Capacity from which a bolt is drawn as busy."""
 _MAX_DRAWN = 40
 """Components in one drawing; of a larger topology the surroundings of one are drawn."""
 
@@ -42,11 +44,14 @@ class TopologyFlow:
         self._slow = {
             finding.component for finding in self.findings if finding.kind in ("bottleneck", "skew")
         }
+        """Ids of components that slow the topology down."""
         self._parts = [part for part in topology.components.values() if not part.is_system]
+        """Components of the user."""
         error_counts = Counter[str]()
         for component, error in topology.errors:
             error_counts[component] += error.count
         self.rows: dict[str, dict[str, Any]] = {}
+        """Component id -> its row in the table, with the keys of :data:`COLUMNS` and others."""
         for part in self._parts:
             flow_columns = {key: getattr(part.flow, key) for key in _FLOW_COLUMNS}
             self.rows[part.id] = {
@@ -60,6 +65,7 @@ class TopologyFlow:
                 "fused": part.fused_in,
             }
         self.edges = topology.edges
+        """(source, target, stream) -> tuples per second."""
 
     def _parts_of(self, component: str) -> list[ComponentSnapshot]:
         """The component of that id; for an empty id all of the user."""
@@ -71,12 +77,18 @@ class TopologyFlow:
         for part in self._parts_of(focus):
             for partition, (records, seconds) in part.lag_by_partition.items():
                 rows.append((part.id, partition, records, seconds))
-        return sorted(rows, key=lambda row: -(row[2] or 0))
+
+        def records_of(row: tuple[str, str, float | None, float | None]) -> float:
+            _, _, records, _ = row
+            return records or 0
+
+        return sorted(rows, key=records_of, reverse=True)
 
     def center(self, focus: str) -> str:
-        """The component around which a large topology is drawn, or empty.
+        """The component around which a large topology is drawn; empty for one that is drawn whole.
 
-        Without a ``focus`` it is the component with the most severe problem.
+        Without a ``focus`` it is the component with the most severe problem: one with a finding,
+        then the longest queue, then the highest capacity.
         """
         if len(self.rows) <= _MAX_DRAWN:
             return ""
@@ -87,11 +99,14 @@ class TopologyFlow:
         return focus or worst["name"]
 
     def picture(self, focus: str, link: Callable[[str], str] | None) -> str:
-        """The graph as SVG; components are links to ``link(name)``."""
+        """The graph as SVG; components are links to ``link(name)``, if it is given.
+
+        The streams between two components are one edge.
+        """
         center = self.center(focus)
         names: Collection[str] = self.rows.keys()
         if center:
-            names = neighborhood([edge[:2] for edge in self.edges], center)
+            names = neighborhood([(source, target) for source, target, _ in self.edges], center)
         rates: dict[tuple[str, str], float] = {}
         for (source, target, _), rate in self.edges.items():
             rates[source, target] = rates.get((source, target), 0.0) + rate
@@ -120,6 +135,7 @@ class TopologyFlow:
         )
 
     def _state(self, row: Mapping[str, Any]) -> State:
+        """State by which a component is colored; a finding comes before everything else."""
         if row["slow"]:
             return "slow"
         if row["kind"] == "spout":
@@ -169,7 +185,7 @@ class TopologyFlow:
         for part in parts:
             for task in part.tasks:
                 for metric, value in sorted(task.metrics.items()):
-                    if metric != "lag_by_partition":
+                    if metric != "lag_by_partition":  # :meth:`lags` shows it.
                         rows.append((part.id, str(task.id), metric, value))
         return rows
 
@@ -210,7 +226,7 @@ def _task_row(task: TaskSnapshot) -> dict[str, Any]:
 
 
 def _lines(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Two lines of a component in the graph."""
+    """Two lines of a component in the graph; the second may be empty."""
     if row["rate"] is None:
         first = "no figures"
     else:

@@ -27,12 +27,14 @@ from storm_dagster.nimbus.requests.topology_stats import SharedAnswers
 
 _HERE = Path(__file__).parent
 _MEDIA = {".css": "text/css", ".js": "text/javascript"}
+"""Suffix of a static file -> its media type; other files are not served."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src "
     "'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _SHARED_SECS = 2.0
+"""Maximum age of a shared page."""
 _SHARED_TIMES = 30.0
 """A page is shared for 30 times the processor time that it took, and at most 2 s: it costs at most
 3 % of a core for any number of readers.
@@ -40,8 +42,8 @@ _SHARED_TIMES = 30.0
 _HEADERS = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store"}
 
 
-def _utc(form: str, epoch_secs: float) -> str:
-    return datetime.fromtimestamp(epoch_secs, timezone.utc).strftime(form)
+def _utc(time_format: str, epoch_secs: float) -> str:
+    return datetime.fromtimestamp(epoch_secs, timezone.utc).strftime(time_format)
 
 
 def _prose(text: str) -> Markup:
@@ -54,15 +56,10 @@ def _prose(text: str) -> Markup:
     return Markup("").join(html)
 
 
-def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
-    """All routes of the pages. Templates escape the values that they print."""
-    static = {
-        path.name: path.read_bytes()
-        for path in sorted((_HERE / "static").iterdir())
-        if path.suffix in _MEDIA
-    }
+def _templates(static: Mapping[str, bytes]) -> Environment:
+    """Templates of the pages, with their filters and the versions of the static files."""
+    # In the URLs of static files: a new content has a new URL, which no browser has cached.
     versions = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in static.items()}
-    # Only these names are read: a path of a request never reaches the file system.
     templates = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
@@ -75,11 +72,25 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
         compact=compact, percent=percent, duration=duration, prose=_prose, **times
     )
     templates.globals.update(version=versions)
+    return templates
+
+
+def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
+    """All routes of the pages. Templates escape the values that they print."""
+    static = {
+        path.name: path.read_bytes()
+        for path in sorted((_HERE / "static").iterdir())
+        if path.suffix in _MEDIA
+    }
+    templates = _templates(static)
     facts = PageFacts(nimbus, reader)
     shared = SharedAnswers(_SHARED_SECS, _SHARED_TIMES, oldest_secs=_SHARED_SECS)
 
     def page(path: str, name: str, values: Callable[[Request], Mapping[str, Any]]) -> Route:
+        """Route of the page that the template ``name`` makes of ``values``."""
+
         def render(request: Request) -> dict[str, Any]:
+            """Arguments of the response; an error becomes a page of its own."""
             try:
                 template = templates.get_template(name)
                 return {"content": template.render(**facts.common(), **values(request))}
@@ -89,6 +100,7 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
                 return {"content": text, "status_code": error.http_status}
 
         async def endpoint(request: Request) -> Response:
+            # Users with different rights must not share a page.
             key = (LIMITED_USER.get(), request.url.path, request.url.query)
             response = await run_read(shared.get, key, lambda: render(request))
             if not response:
@@ -98,6 +110,7 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
         return Route(path, endpoint, methods=["GET"], include_in_schema=False)
 
     async def file(request: Request) -> Response:
+        # Only the names in ``static``: a path of a request never reaches the file system.
         name = request.path_params["name"]
         if name not in static:
             return Response(status_code=404)

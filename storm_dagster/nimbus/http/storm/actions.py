@@ -34,6 +34,7 @@ DebugComponent = Annotated[str, Parameter("path", "component", "Component id")]
 DebugAction = Annotated[str, Parameter("path", "action", "enable or disable")]
 DebugPercent = Annotated[str, Parameter("path", "percent", "Share of tuples")]
 _RequestedNumber = int | Annotated[Number, AfterValidator(int)] | None
+"""Number as JSON or, from Storm's UI, as text."""
 
 
 class RebalanceOptions(RequestModel):
@@ -304,6 +305,7 @@ class TopologyActions:
         return self._disabled(name)
 
     def _act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Execute a verb or launch its run; later pages show the change."""
         changed = self._lifecycle.act(name, verb, document)
         self._reader.forget()
         return {"topologyOperation": verb, "topologyId": changed["id"], "status": "success"}

@@ -39,6 +39,7 @@ _GUARANTEES = (
     "memoryGuaranteeRemaining",
     "cpuGuaranteeRemaining",
 )
+"""Fields of an owner in Storm's REST that have no value here: owners have no guarantees."""
 
 
 class ClusterPages:
@@ -244,6 +245,7 @@ class ClusterPages:
         }
 
     def _nimbus_row(self, nimbus: Mapping[str, Any]) -> dict[str, Any]:
+        """Row of a nimbus, from one of :meth:`ClusterReader.cluster`."""
         uptime = "Not applicable"
         uptime_secs = "Not applicable"
         if nimbus["uptime_secs"] is not None:
@@ -260,13 +262,14 @@ class ClusterPages:
         }
 
     def _log_link(self, http: str | None) -> str:
-        """Link to the log of this nimbus, or to the logs of another."""
+        """Link to the log of this nimbus, or to the logs of another; empty without a URL."""
         own = self._nimbus.identity
         if http == own.http:
             return daemon_log(own.http, "nimbus", own.id)
         return f"{http}/logview?cmd=listDir" if http else ""
 
     def _owners(self, owner: str | None) -> dict[str, Any]:
+        """Rows of all owners, or of one; :class:`KeyNotFound` for one without topologies."""
         view = self._reader.view()
         topologies_of = topologies_by_owner(view, owner)
         if owner is not None and not topologies_of:

@@ -6,6 +6,7 @@ from storm_dagster.core.snapshot.windows import ALL_TIME
 from storm_dagster.model.view import ClusterView
 
 _MAX_ERROR_CHARACTERS = 200
+"""Longest text of an error in a table of components."""
 
 
 def pretty_secs(secs: int) -> str:
@@ -52,7 +53,9 @@ class Links:
 
     def __init__(self, view: ClusterView) -> None:
         self._supervisors = {node: info.http for node, info in view.supervisors.items()}
+        """Id of a supervisor -> URL of its HTTP service."""
         self._hosts = {info.host: info.http for info in view.supervisors.values()}
+        """Host -> URL of the HTTP service of one of its supervisors."""
 
     def worker(self, topology_id: str, node: str | None, host: str, port: int) -> str:
         """The page of a worker's log; empty without an HTTP service there."""

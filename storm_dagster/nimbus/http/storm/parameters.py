@@ -7,6 +7,7 @@ from storm_dagster.http.router import Parameter
 
 READ_ERRORS = (404, 500, 503)
 CHANGE_ERRORS = (404, 409, 500, 503)
+"""Statuses of errors that OpenAPI lists for routes that read, and for those that change."""
 
 
 def is_true(text: str | None) -> bool:

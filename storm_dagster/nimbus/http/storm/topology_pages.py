@@ -53,6 +53,7 @@ _NO_REQUESTED_RESOURCES = {
     "requestedMemOffHeap": 0.0,
     "requestedCpu": 0.0,
 }
+"""Fields of a component in Storm's REST: components request no resources here."""
 _COUNTS = ("emitted", "transferred", "acked", "failed")
 _METRICS = {
     "spout": (_COUNTS, {"complete_ms_avg": "complete_ms"}),
@@ -247,14 +248,14 @@ class TopologyPages:
 
 def _stream_statistics(part: ComponentSnapshot, window: str, sys: bool) -> dict[str, Any]:
     """Counts and latencies of a component by its output and input streams."""
-    sums = part.windows[window].filter_system(sys)
+    window_stats = part.windows[window].filter_system(sys)
     counts, latencies = _METRICS[part.kind]
     statistics: dict[str, Any] = {"id": part.id}
     for name in counts:
         is_of_inputs = part.kind == "bolt" and name not in ("emitted", "transferred")
-        statistics[name] = _by_stream(getattr(sums, name), is_of_inputs)
+        statistics[name] = _by_stream(getattr(window_stats, name), is_of_inputs)
     for key, name in latencies.items():
-        means = {stream: format_fixed(mean) for stream, mean in getattr(sums, name).items()}
+        means = {stream: format_fixed(mean) for stream, mean in getattr(window_stats, name).items()}
         statistics[key] = _by_stream(means, part.kind == "bolt")
     return statistics
 
@@ -289,7 +290,10 @@ def _counts(totals: Totals) -> dict[str, Any]:
 def _numbers(
     snapshot: ComponentSnapshot | ExecutorSnapshot, window: str, sys: bool
 ) -> dict[str, Any]:
-    """Counts, and the numbers that only spouts or only bolts have."""
+    """Counts, and the numbers that only spouts or only bolts have.
+
+    Those of the system's streams are included with ``sys``.
+    """
     totals = snapshot.windows[window].totals(include_sys=sys)
     if snapshot.kind == "spout":
         return {**_counts(totals), "completeLatency": format_fixed(totals.complete_ms)}
@@ -330,6 +334,7 @@ def _error_place(error: TaskError, topology_id: str, links: Links) -> dict[str, 
 
 
 def _last_error(part: ComponentSnapshot, topology_id: str, links: Links) -> dict[str, Any]:
+    """Fields of a component's newest error; without an error they are empty or null."""
     if part.errors:
         newest = part.errors[0]
         return {
@@ -381,21 +386,21 @@ def _window_row(part: ComponentSnapshot, window: str, sys: bool) -> dict[str, An
     }
 
 
-def _output_row(part: ComponentSnapshot, sums: WindowStats, stream: str) -> dict[str, Any]:
-    totals = sums.of(stream)
+def _output_row(part: ComponentSnapshot, window_stats: WindowStats, stream: str) -> dict[str, Any]:
+    totals = window_stats.of(stream)
     if part.kind == "bolt":
         return {"stream": stream, "emitted": totals.emitted, "transferred": totals.transferred}
     return {
         "stream": stream,
         **_counts(totals),
         "completeLatency": format_fixed(totals.complete_ms),
-        "latencyPercentiles": latency_document(sums.stream_percentiles(stream)),
+        "latencyPercentiles": latency_document(window_stats.stream_percentiles(stream)),
     }
 
 
-def _input_row(sums: WindowStats, key: str) -> dict[str, Any]:
+def _input_row(window_stats: WindowStats, key: str) -> dict[str, Any]:
     component, stream = split_input(key)
-    totals = sums.of(key)
+    totals = window_stats.of(key)
     return {
         "component": component,
         "encodedComponentId": quote_plus(component),
@@ -403,7 +408,7 @@ def _input_row(sums: WindowStats, key: str) -> dict[str, Any]:
         **_executed(totals),
         "acked": totals.acked,
         "failed": totals.failed,
-        "latencyPercentiles": latency_document(sums.stream_percentiles(key)),
+        "latencyPercentiles": latency_document(window_stats.stream_percentiles(key)),
     }
 
 
@@ -411,21 +416,22 @@ def _statistics(
     part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links
 ) -> dict[str, Any]:
     """The tables of a component's page: windows, streams, executors."""
-    sums = part.windows[window].filter_system(sys)
+    window_stats = part.windows[window].filter_system(sys)
     windows_key = "spoutSummary" if part.kind == "spout" else "boltStats"
     tables: dict[str, Any] = {
         windows_key: [_window_row(part, row_window, sys) for row_window in WINDOWS],
-        "outputStats": [_output_row(part, sums, stream) for stream in sums.outputs],
+        "outputStats": [_output_row(part, window_stats, stream) for stream in window_stats.outputs],
         "executorStats": [
             _executor_row(executor, window, sys, topology_id, links) for executor in part.executors
         ],
     }
     if part.kind == "bolt":
-        tables["inputStats"] = [_input_row(sums, key) for key in sums.inputs]
+        tables["inputStats"] = [_input_row(window_stats, key) for key in window_stats.inputs]
     return tables
 
 
 def _by_stream(by_key: Mapping[str, Any], of_inputs: bool) -> list[dict[str, Any]]:
+    """Rows of values by stream; the key of an input names its component as well."""
     rows: list[dict[str, Any]] = []
     for key, value in sorted(by_key.items()):
         if of_inputs:
@@ -437,7 +443,9 @@ def _by_stream(by_key: Mapping[str, Any], of_inputs: bool) -> list[dict[str, Any
 
 
 _UNSAFE = re.compile(r"[^A-Za-z_\-:.]")
+"""Characters that Storm's page replaces in the name of a stream, digits included."""
 _COLUMNS = 4
+"""Switches in one row of the page."""
 
 
 def _sane(stream: str) -> str:
@@ -447,7 +455,10 @@ def _sane(stream: str) -> str:
 
 
 def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
-    """Component -> its numbers, executors and inputs, with Storm's keys."""
+    """Component -> its numbers, executors and inputs, with Storm's keys.
+
+    Components without a snapshot are left out. With ``sys`` those of the system are included.
+    """
     snapshot = reader.snapshot(name)
     runnable = reader.runnable(snapshot.id)
     spec = with_system_components(runnable.spec, runnable.conf) if sys else runnable.spec
