@@ -171,11 +171,10 @@ def _starting_memory(
 
 
 def _mass_loss(check: "_Check", lost: Mapping[str, float]) -> tuple[float | None, str | None]:
-    """Boot clock at which a mass loss was first seen, and the reason of the pause of healing.
+    """Boot clock at which a mass loss was first seen, and the reason why healing pauses.
 
-    Both are ``None`` without a mass loss. The reason is ``None`` after the pause, but the time is
-    kept while the loss lasts, so that one loss pauses healing once. Adds the end of the pause to
-    ``check.deadlines``.
+    ``None`` without a mass loss. The reason is also ``None`` after the pause, but the time is kept
+    while the loss lasts: one loss pauses healing once. Adds the end of the pause to the deadlines.
     """
     limits = check.limits
     nodes = {Slot.parse(key).node for key in lost}
