@@ -233,7 +233,8 @@ def _waits_for(
 ) -> bool:
     """True if ``part`` feeds ``rival``, which is behind and holds it back.
 
-    ``upstream`` has the sets of :func:`upstream_of` of both. In a cycle each is upstream of the other: then the one that is less behind waits.
+    ``upstream`` has the sets of :func:`upstream_of` of both. In a cycle each is upstream of the
+    other: then the one that is less behind waits.
     """
     if part.id not in upstream[rival.id]:
         return False

@@ -14,7 +14,7 @@ from storm_dagster.model.names import code_keys, id_of_blob_key
 GRACE_SECS = 5.0
 """Seconds without a leader that a nimbus with missing blobs waits before it tries to lead."""
 PATIENCE_SECS = 60.0
-"""Seconds without a leader after which a nimbus with fewer missing blobs is waited for no longer."""
+"""Seconds without a leader after which a better nimbus is waited for no longer."""
 
 
 @dataclass(frozen=True)

@@ -295,7 +295,8 @@ def assignment_of(
 
     A task keeps its start if it stays on its node and port, else it starts now; tasks in
     ``restarted`` (judged dead) start now in any case. ``node_host`` names only supervisors in use.
-    Code, restarts and history are those of ``previous``, the current assignment. Fields of a newer release stay in the record, and in each slot that is still used.
+    Code, restarts and history are those of ``previous``, the current assignment. Fields of a newer
+    release stay in the record, and in each slot that is still used.
     """
     old_slots = previous.task_slots() if previous else {}
     old_starts = previous.start_secs() if previous else {}

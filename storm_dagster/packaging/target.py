@@ -149,7 +149,8 @@ def _is_project(folder: Path) -> bool:
 def target_roots(conf: Any) -> list[Path]:
     """Folders that may contain targets: ``dagster.target.roots``.
 
-    ``conf`` is the code location's. By default the current folder, if it is a project's, and the examples beside this package.
+    ``conf`` is the code location's. By default the current folder, if it is a project's, and the
+    examples beside this package.
     """
     configured = conf.get("dagster.target.roots")
     if configured is not None:
@@ -242,7 +243,8 @@ def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float)
     """The child's reply document.
 
     Files of the exchange are written into ``scratch``. The child and all processes that it started
-    have ended afterwards. :class:`InvalidTopology` if the child hangs, crashes or writes no usable reply.
+    have ended afterwards. :class:`InvalidTopology` if the child hangs, crashes or writes no usable
+    reply.
     """
     request_path = scratch / "request.json"
     reply_path = scratch / "reply.json"

@@ -251,8 +251,9 @@ class Windows:
     def _least_newest(self, now_ms: int) -> int | None:
         """The least of the newest stamps of the sources that are not silent.
 
-        The greatest of all stamps if all are silent. ``None`` while one of them has not sent a stamp, or without any stamp. Notes the sources
-        that have sent since the last call as heard ``now_ms``.
+        The greatest of all stamps if all are silent. ``None`` while one of them has not sent a
+        stamp, or without any stamp. Notes the sources that have sent since the last call as heard
+        ``now_ms``.
         """
         heard = self._heard
         newest = self._newest

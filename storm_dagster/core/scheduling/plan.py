@@ -88,9 +88,9 @@ def _place(topology: TopologyToPlace, ports: FreePorts) -> TopologyPlacement:
 def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
     """Build the placement from the rows of its workers (:class:`TaskAssignment`).
 
-    ``rows`` are sorted in place. Its status is ``assigned``, or ``unchanged`` if it equals the live assignment. A ``failed``
-    placement lists no worker and leaves the current assignment unchanged; ``unassigned`` names the
-    tasks that have no worker now.
+    ``rows`` are sorted in place. Its status is ``assigned``, or ``unchanged`` if it equals the live
+    assignment. A ``failed`` placement lists no worker and leaves the current assignment unchanged;
+    ``unassigned`` names the tasks that have no worker now.
     """
     several = several_tasks(topology)
     # The single row of a refused topology names no slot.

@@ -86,7 +86,8 @@ class TaskAssignment:
     ) -> None:
         """Add the row of a worker, unless it has no executors.
 
-        ``positions`` are its executors, ``reasons`` those of each (numbers of ``Reason``). Resources of 0 are replaced by the topology's.
+        ``positions`` are its executors, ``reasons`` those of each (numbers of ``Reason``).
+        Resources of 0 are replaced by the topology's.
         """
         if positions:
             self.out.append(

@@ -115,9 +115,9 @@ def next_move(
 ) -> Move | None:
     """The write about the worker ``address`` that is due now, or ``None``.
 
-    ``run`` is its process, ``None`` without one; ``former`` is the assignment's code. With the new code all tasks must run
-    before the worker counts as upgraded. If they do not run within ``launch_secs`` of the process's
-    start, the upgrade fails.
+    ``run`` is its process, ``None`` without one; ``former`` is the assignment's code. With the new
+    code all tasks must run before the worker counts as upgraded. If they do not run within
+    ``launch_secs`` of the process's start, the upgrade fails.
     """
     phase = worker_phase(address, state)
     record = state.record
@@ -150,8 +150,9 @@ def early_failure(
     """The write about a failure of this code in this slot.
 
     A failure is an exit, a hang, or a start that failed; ``text`` describes it. ``None`` for the
-    former code, if a failure is recorded already or the rollback has begun, and for a worker that has run the new code for more than a minute: it is restarted in place with the new
-    code, like any other worker.
+    former code, if a failure is recorded already or the rollback has begun, and for a worker that
+    has run the new code for more than a minute: it is restarted in place with the new code, like
+    any other worker.
     """
     record = state.record
     if record is None or record.rollback or code_dir != record.code_dir:
@@ -241,7 +242,8 @@ def transition(
     """Return the transition of an upgrade under ``event``.
 
     ``unchanged`` for the end of a rollback or of an upgrade without a record that is not due in
-    this snapshot. Raises :class:`Conflict` and :class:`InvalidRequest` like the checks of the event.
+    this snapshot. Raises :class:`Conflict` and :class:`InvalidRequest` like the checks of the
+    event.
     """
     if event.action == "begin":
         return _begin(base, snapshot, event)
@@ -347,7 +349,8 @@ def _close(base: StormBase, outcome: str, reason: str) -> UpgradeTransition:
 def landed(transition: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) -> bool:
     """True if a transition whose reply was lost took effect.
 
-    ``base`` and ``snapshot`` are those of now. A rollback is not looked up here: the topology's status shows it.
+    ``base`` and ``snapshot`` are those of now. A rollback is not looked up here: the topology's
+    status shows it.
     """
     record = snapshot.state.record
     if transition.step == "gray_upgrade":
