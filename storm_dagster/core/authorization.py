@@ -39,13 +39,14 @@ class Caller:
     """Address that the request came from."""
     groups: frozenset[str] = field(default_factory=frozenset)
     scope: str | None = None
-    """Limit of its token."""
+    """Limit of its token; ``None`` without a limit."""
 
     def __str__(self) -> str:
         return repr(self.name)
 
 
 CLUSTER = Caller("storm", cluster=True)
+"""Caller of requests that are signed with the cluster's secret, or have its token for "admin"."""
 LIMITED_USER: ContextVar[str | None] = ContextVar("storm_dagster.limited_user", default=None)
 """User of the current request.
 
@@ -60,6 +61,7 @@ Empty in a cluster without authentication of users.
 
 
 def _is_listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str) -> bool:
+    """True if the conf lists the caller under ``users``, or a group of it under ``groups``."""
     if caller.name in (conf.get(users) or ()):
         return True
     return not caller.groups.isdisjoint(conf.get(groups) or ())
@@ -82,9 +84,9 @@ def authorize(
 ) -> None:
     """Raise :class:`NotAuthorized` unless the caller may do the operation.
 
-    ``topology`` requires the caller's name in ``topology.users``, or one of its groups in
-    ``topology.groups``, of ``topology_conf``. ``None`` means that the topology does not exist,
-    which only an administrator may learn.
+    ``conf`` is the cluster's. ``topology`` requires the caller's name in ``topology.users``, or one
+    of its groups in ``topology.groups``, of ``topology_conf``; for other operations that is not
+    read. ``None`` means that the topology does not exist, which only an administrator may learn.
     """
     if is_admin(caller, conf):
         return

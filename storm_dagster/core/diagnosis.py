@@ -48,7 +48,16 @@ _STARTING_SECS = 30
 """A topology younger than this has no findings: its metrics have only begun."""
 _ERRORS_SECS = 600
 """An error that is older than this is not the newest one."""
+_BLOCKED_SECS = 10.0
+"""Silence of a worker up to which it is no finding, however often it reports."""
+_HELD_BACK = 0.05
+"""Share of time that back pressure stops a spout, from which it is named."""
+_LAG_GROWTH = 0.5
+"""Records per second by which a lag may grow without a finding."""
+_SHRINKING_SECS = 60.0
+"""Time to the end of a shrinking lag from which it is a note."""
 _TABLE = load_table(__name__, "findings")
+"""Name of a row -> its texts, and its kind and severity if they are not the default."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,7 @@ def diagnose(topology: TopologySnapshot) -> list[Finding]:
 
 
 def _findings_of_rates(topology: TopologySnapshot) -> list[Finding]:
+    """The findings of a topology whose rates are measured: warnings first, then notes."""
     slow = list(_slow_components(topology))
     findings = [
         *slow,
@@ -121,10 +131,13 @@ class _TaskLoad(NamedTuple):
     worker: str
     """Address ``host:port`` of its worker, whose tasks take turns."""
     rate: float
+    """Tuples per second that it executes; 0 if the rate is unknown."""
     busy: float
+    """Share of time in ``execute``."""
 
 
 def _loads(part: ComponentSnapshot) -> list[_TaskLoad]:
+    """Loads of the tasks of a component that are placed and measured."""
     return [
         _TaskLoad(task.id, task.worker.address, task.rate or 0.0, task.busy)
         for task in part.tasks
@@ -133,17 +146,20 @@ def _loads(part: ComponentSnapshot) -> list[_TaskLoad]:
 
 
 def _waiting(part: ComponentSnapshot) -> float:
-    """Tuples in the queues of its tasks."""
+    """Tuples in the queues of its tasks; 0 if they are not measured."""
     return part.flow.waiting or 0
 
 
 def busy_of(part: ComponentSnapshot) -> float:
-    """Share of time that its busiest task spends in ``execute``."""
+    """Share of time that its busiest task spends in ``execute``; 0 if none is measured."""
     return max((load.busy for load in _loads(part)), default=0.0)
 
 
 def backlog_secs(part: ComponentSnapshot) -> float:
-    """Seconds that its tasks need for the tuples that wait for them now."""
+    """Seconds that its tasks need for the tuples that wait for them now.
+
+    Without a rate it is a fixed time if many wait, else 0.
+    """
     loads = _loads(part)
     rate = sum(load.rate for load in loads)
     if not rate:
@@ -163,12 +179,18 @@ _WorkerShares: TypeAlias = "Mapping[str, Mapping[str, float]]"
 
 
 def _slow_components(topology: TopologySnapshot) -> Iterator[Finding]:
+    """Findings about the bolts that limit the topology, the worst first.
+
+    Of a bolt that is behind, the component that takes the time of its workers is named. One that
+    only waits for a slow component downstream is left out.
+    """
     parts = {part.id: part for part in _parts(topology)}
     shares = _worker_shares(parts.values())
     bolts = [part for part in parts.values() if part.kind == "bolt" and _loads(part)]
     behind = {part.id for part in bolts if backlog_secs(part) >= _BACKLOG_SECS}
     busy = {part.id for part in bolts if busy_of(part) >= _BUSY}
     slow = {_culprit(parts[name], shares) for name in behind | busy}
+    # Slow component -> those whose tuples it reads, directly or not.
     upstream = {name: upstream_of(name, parts) for name in slow}
     worst_first = sorted(
         (parts[name] for name in slow),
@@ -181,6 +203,7 @@ def _slow_components(topology: TopologySnapshot) -> Iterator[Finding]:
 
 
 def _worker_shares(parts: Iterable[ComponentSnapshot]) -> _WorkerShares:
+    """Shares of time by worker and component, of all measured tasks."""
     shares: dict[str, dict[str, float]] = {}
     for part in parts:
         for load in _loads(part):
@@ -201,6 +224,7 @@ def _culprit(part: ComponentSnapshot, shares: _WorkerShares) -> str:
     for worker in {load.worker for load in _loads(part)}:
         for name, share in shares[worker].items():
             totals[name] = totals.get(name, 0.0) + share
+    # Of equal ones the component itself.
     return max(totals, key=lambda name: (totals[name], name == part.id))
 
 
@@ -209,7 +233,8 @@ def _waits_for(
 ) -> bool:
     """True if ``part`` feeds ``rival``, which is behind and holds it back.
 
-    In a cycle each is upstream of the other: then the one that is less behind waits.
+    ``upstream`` has the sets of :func:`upstream_of` of both. In a cycle each is upstream of the
+    other: then the one that is less behind waits.
     """
     if part.id not in upstream[rival.id]:
         return False
@@ -221,11 +246,13 @@ def _waits_for(
 def _slow_component(
     part: ComponentSnapshot, topology: TopologySnapshot, shares: _WorkerShares
 ) -> Finding:
+    """A skew if one task does far more than the others, else a bottleneck."""
     loads = _loads(part)
     rates = [load.rate for load in loads]
     busiest = max(loads, key=lambda load: (load.busy, load.rate))
     worker_load = min(1.0, sum(shares[busiest.worker].values()))
     symptoms = _symptoms(part, topology, worker_load)
+    # If most tasks are idle, the median is near 0: a tenth of the busiest one's rate counts then.
     if len(rates) > 1 and busiest.rate > _SKEW * max(median(rates), 0.1 * busiest.rate):
         return _finding(
             "skew",
@@ -252,7 +279,7 @@ def _symptoms(part: ComponentSnapshot, topology: TopologySnapshot, worker_load: 
         text += f", {compact(waiting)} tuples wait"
     spouts = [spout for spout in _parts(topology) if spout.kind == "spout"]
     held = max((spout.flow.held or 0.0 for spout in spouts), default=0.0)
-    if held >= 0.05:
+    if held >= _HELD_BACK:
         text += f", and spouts are held back {percent(held)} of the time"
     return text
 
@@ -260,6 +287,7 @@ def _symptoms(part: ComponentSnapshot, topology: TopologySnapshot, worker_load: 
 def _more_resources(part: ComponentSnapshot, topology: TopologySnapshot) -> str:
     """The rebalance that gives a bottleneck more workers or executors."""
     command = f"storm-dagster rebalance {topology.name}"
+    # More executors do not help tasks that wait for the time of their worker.
     if busy_of(part) < _BUSY:
         return f"the topology more workers: `{command} -n {len(topology.workers) + 1}`"
     executors = max(part.parallelism + 1, round(part.parallelism * 1.5))
@@ -267,17 +295,22 @@ def _more_resources(part: ComponentSnapshot, topology: TopologySnapshot) -> str:
 
 
 def _lag(topology: TopologySnapshot, slow: Collection[str]) -> Iterator[Finding]:
+    """Findings about lags that grow, and notes about lags that shrink for more than a minute.
+
+    ``slow`` are the components with a finding: they are the cause of a growing lag.
+    """
     for part in _parts(topology):
         lag = part.flow.lag
         growth = part.flow.lag_rate
         if not lag or growth is None:
             continue
-        if growth > max(0.5, lag / 3600):
+        # A large lag must grow enough to double within an hour.
+        if growth > max(_LAG_GROWTH, lag / 3600):
             remedy = "raise topology.max.spout.pending, or read with more tasks"
             if slow:
                 remedy = f"{', '.join(slow)} holds it up: see there"
             yield _finding("lag", part.id, lag=compact(lag), rate=compact(growth), remedy=remedy)
-        elif growth < 0 and lag / -growth > 60:
+        elif growth < 0 and lag / -growth > _SHRINKING_SECS:
             yield _finding(
                 "lag-shrinks",
                 part.id,
@@ -288,6 +321,7 @@ def _lag(topology: TopologySnapshot, slow: Collection[str]) -> Iterator[Finding]
 
 
 def _failures(topology: TopologySnapshot) -> Iterator[Finding]:
+    """Findings about spouts whose tuple trees fail, or complete shortly before their timeout."""
     for part in _parts(topology):
         if part.kind != "spout":
             continue
@@ -315,6 +349,7 @@ def _failures(topology: TopologySnapshot) -> Iterator[Finding]:
 
 
 def _newest_error(topology: TopologySnapshot) -> str:
+    """Sentence with the newest error, after a space; empty without one of the last ten minutes."""
     for component, error in topology.errors:
         if topology.now_secs - error.time < _ERRORS_SECS:
             return f" Newest error: {component}: {last_line(error.error)}"
@@ -331,9 +366,11 @@ def last_line(text: str) -> str:
 
 
 def _workers(topology: TopologySnapshot) -> Iterator[Finding]:
+    """Findings about workers that are silent, or were restarted repeatedly."""
     for worker in topology.workers:
         silent_secs = worker.silent_secs or 0.0
-        if silent_secs > max(10.0, 4 * topology.report_secs):
+        # Four reports are missing.
+        if silent_secs > max(_BLOCKED_SECS, 4 * topology.report_secs):
             yield _finding(
                 "blocked",
                 worker=worker.address,
@@ -377,6 +414,7 @@ def _costs_by_host(part: ComponentSnapshot) -> dict[str, list[float]]:
     if part.kind != "bolt":
         return costs
     for load in _loads(part):
+        # With few tuples or little work the time for a tuple says nothing about the host.
         if load.rate >= 1 and load.busy >= 0.05:
             host = load.worker.rpartition(":")[0]
             costs.setdefault(host, []).append(load.busy / load.rate)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from storm_dagster.model.names import code_keys, id_of_blob_key
 
 GRACE_SECS = 5.0
+"""Seconds without a leader that a nimbus with missing blobs waits before it tries to lead."""
 PATIENCE_SECS = 60.0
+"""Seconds without a leader after which a better nimbus is waited for no longer."""
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,12 @@ from storm_dagster.model.view import ClusterView, TopologyView
 
 @dataclass(frozen=True)
 class Runnable:
-    """Stored code of a topology.
-
-    ``spec`` is its normalized form without system components, ``conf`` its total conf.
-    """
+    """Stored code of a topology."""
 
     spec: TopologySpec
+    """Its normalized form, without system components."""
     conf: Mapping[str, Any]
+    """Its total conf."""
     submitted_keys: frozenset[str] = frozenset()
     """Keys of the conf that came with the submission, not from the topology's code."""
 
@@ -75,6 +74,7 @@ def _to_place(
     executors: Mapping[str, int],
     **changes: Any,
 ) -> TopologyToPlace:
+    """The planner's input; ``executors`` are numbers by component, ``changes`` fields to set."""
     to_place = topology_to_place(
         name=name,
         topology_id=topology_id,
@@ -93,6 +93,7 @@ def _running_to_place(
     executors: Mapping[str, int],
     **changes: Any,
 ) -> TopologyToPlace:
+    """As :func:`_to_place`, for a topology with its current assignment."""
     return _to_place(
         topology.base.name,
         topology.id,
@@ -135,7 +136,8 @@ def causes_still_true(
 ) -> list[Cause]:
     """List the causes that still hold when their run starts.
 
-    They concern the current assignment, and the workers have not recovered since.
+    They concern the current assignment, and the workers have not recovered since. Empty if the
+    topology has no assignment.
     """
     if topology.assignment_at is None:
         return []
@@ -149,6 +151,10 @@ def causes_still_true(
 
 
 def _still_true(view: ClusterView, topology: TopologyView, cause: Cause) -> bool:
+    """True if the view shows the same problem, for a cause of the current assignment.
+
+    A process or record that is not the one that was judged (``Cause.seen``) is not the problem.
+    """
     worker = topology.live_workers.get(cause.slot)
     if cause.kind == "unassigned":
         return True
@@ -157,7 +163,8 @@ def _still_true(view: ClusterView, topology: TopologyView, cause: Cause) -> bool
     if cause.kind == "silent_master":
         return topology.beats_at is None or cause.seen in ("", str(topology.beats_at.mzxid))
     if worker is None:
-        # A supervisor that is back starts its workers itself, so wait for them.
+        # The causes of a worker that is gone hold. But a lost host whose supervisor is back starts
+        # its workers itself, so wait for them.
         return cause.kind != "lost_host" or cause.node not in view.supervisors
     if cause.kind == "dead_task":
         return not topology.dead_tasks.isdisjoint(cause.tasks)
@@ -185,6 +192,7 @@ def monitor_batch(
         avoid.update(cause.avoid)
     if {cause.kind for cause in causes} == {"too_few_workers"}:
         return rebalance_batch(view, topology, runnable, table, avoid=avoid)
+    # A cause without a worker names no slot.
     withheld = {cause.slot for cause in causes if cause.node}
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
     dead: set[int] = set()
@@ -230,7 +238,9 @@ def rebalance_batch(
     """Build the batch of a rebalance.
 
     It places all tasks of ``table``, except those that run where no supervisor can stop them.
-    Without ``executors`` or ``workers`` these numbers do not change.
+    Without ``executors`` or ``workers`` these numbers do not change. With ``reassign`` no task has
+    to stay where it is. Supervisors in ``avoid`` get no work, and their workers count as those that
+    no supervisor can stop.
     """
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid)
     usable = view.supervisors.keys() - {*avoid}
@@ -255,12 +265,15 @@ def rebalance_batch(
 def current_topology(
     view: ClusterView, topology: TopologyView, runnable: Runnable, table: TaskTable
 ) -> TopologyToPlace:
-    """The planner's input for a rebalance that changes no numbers."""
+    """The planner's input for a rebalance that changes no numbers, with the current assignment."""
     return rebalance_batch(view, topology, runnable, table).topologies[0]
 
 
 def same_workers(assignment: Assignment | None, placement: TopologyPlacement) -> bool:
-    """True if the placement equals the current one, so that it need not be written."""
+    """True if the placement equals the current one, so that it need not be written.
+
+    ``False`` without an assignment.
+    """
     if assignment is None:
         return False
     # The host counts: a host that was renamed can be reached only by its new name.
@@ -282,7 +295,8 @@ def assignment_of(
 
     A task keeps its start if it stays on its node and port, else it starts now; tasks in
     ``restarted`` (judged dead) start now in any case. ``node_host`` names only supervisors in use.
-    Fields of a newer release stay in the record, and in each slot that is still used.
+    Code, restarts and history are those of ``previous``, the current assignment. Fields of a newer
+    release stay in the record, and in each slot that is still used.
     """
     old_slots = previous.task_slots() if previous else {}
     old_starts = previous.start_secs() if previous else {}
@@ -321,6 +335,7 @@ def imbalance(
     ``target_workers`` is the number of workers that the tasks should be spread over,
     ``supervisors`` the number of usable supervisors.
     """
+    # Fair shares are rounded up: with them no spread of whole tasks and workers can be better.
     used = [(node, tasks) for node, tasks in workers if tasks > 0]
     total = sum(tasks for _, tasks in used)
     if not total:

@@ -108,6 +108,7 @@ def apply_event(base: StormBase, event: StatusEvent, *, delay_secs: int | None =
         changes["delay_secs"] = None
     elif event in ("kill", "rebalance", "drain"):
         changes["delay_secs"] = delay_secs
+        # A second kill must not replace the status of before the first one.
         if event != "drain" and base.status != "KILLED":
             changes["previous_status"] = base.status
     elif event == "finish_rebalance":
@@ -123,6 +124,7 @@ class DueAction:
 
     topology_id: str
     name: str
+    """Name of the topology."""
     action: Literal["remove", "finish_rebalance", "activate"]
 
 
@@ -175,6 +177,8 @@ def due_actions(
             delay += late_secs
         else:
             continue
+        # A base that was written since has a new time, and so has one whose time lies ahead, which
+        # is of another clock.
         zxid, since = earlier.get(topology_id, (-1, boot_now))
         if zxid != topology.base_at.mzxid or since > boot_now:
             zxid = topology.base_at.mzxid

@@ -26,8 +26,13 @@ from storm_dagster.packaging.unpack import hash_file
 MAX_BYTES = 64 * 1024 * 1024
 """Maximum size of a program's own files; vendored requirements are not counted."""
 MAX_FILES = 20_000
+"""Maximum number of a program's own files."""
 _DATE = (1980, 1, 1, 0, 0, 0)
+"""Date of all entries, the first of zip: the same files give the same bytes."""
 _PIP_SECS = 600.0
+"""Time that pip has to install the requirements."""
+_UNIX = 3
+"""System of the entries in a zip: their attributes are modes of Unix on every system."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,11 @@ class Archive:
 
     path: Path
     sha256: str
+    """Hash of its bytes, in hex."""
     size: int
+    """In bytes."""
     files: int
+    """Number of its entries; 0 for an archive of the user that is uploaded as it is."""
 
 
 class IgnoreRules:
@@ -49,9 +57,11 @@ class IgnoreRules:
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self._specs: dict[Path, GitIgnoreSpec] = {}
+        """Folder -> rules of its ``.gitignore``, of the folders that were visited."""
         self._outer = _outer_folders(self._root)
 
     def _spec(self, folder: Path) -> GitIgnoreSpec:
+        """The rules of one folder's ``.gitignore``; none without a readable file."""
         if folder not in self._specs:
             try:
                 text = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace")
@@ -76,6 +86,8 @@ class IgnoreRules:
             if is_folder:
                 name += "/"
             verdict = self._spec(folder).check_file(name).include
+            # ``None``: no rule of this folder names it. The rules of an inner folder come later
+            # and win.
             if verdict is not None:
                 is_ignored = verdict
         return is_ignored
@@ -114,7 +126,9 @@ def _walk(
 ) -> Iterator[Path]:
     """Files below ``folder`` that are packed.
 
-    Links to folders are followed once, so that cycles end.
+    Folders in ``skip``, which are resolved paths, are left out, and so are virtual environments
+    and byte code; with ``rules`` also hidden and ignored entries. Links to folders are followed
+    once, so that cycles end. Raises :class:`InvalidTopology` for a folder that cannot be read.
     """
     visited: set[Path] = set()
     pending = [folder]
@@ -124,6 +138,7 @@ def _walk(
         if real in visited or real in skip:
             continue
         visited.add(real)
+        # A virtual environment, unless the user chose it as the root.
         if current != root and (current / "pyvenv.cfg").exists():
             continue
         try:
@@ -155,8 +170,9 @@ def collect_files(
 ) -> dict[str, Path]:
     """Archive name -> file, of all files below ``root`` that are packed.
 
-    ``include`` limits them to these names directly below ``root``. Raises :class:`InvalidTopology`
-    for more than 64 MiB, with the names of the largest files, and for more than 20,000 files.
+    ``include`` limits them to these names directly below ``root``; folders in ``leave_out`` are not
+    packed. Raises :class:`InvalidTopology` for more than 64 MiB, with the names of the largest
+    files, for more than 20,000 files, and for a folder that cannot be read.
     """
     root = root.absolute()
     skip = frozenset(path.resolve() for path in leave_out)
@@ -194,7 +210,8 @@ def build_archive(out: Path, files: dict[str, Path], *, vendored: Path | None = 
     """Write the zip of ``files`` (archive name -> file) to ``out``.
 
     It also contains the files below ``vendored``; a program's own file wins over a vendored one of
-    the same name. Entries are sorted, dated 1980 and have only the executable bit.
+    the same name. Entries are sorted, dated 1980 and have only the executable bit. Raises
+    :class:`InvalidTopology` without any entry.
     """
     entries = dict(files)
     if vendored is not None:
@@ -212,7 +229,7 @@ def build_archive(out: Path, files: dict[str, Path], *, vendored: Path | None = 
             path = entries[name]
             info = zipfile.ZipInfo(name, date_time=_DATE)
             info.compress_type = zipfile.ZIP_DEFLATED
-            info.create_system = 3
+            info.create_system = _UNIX
             is_executable = path.stat().st_mode & stat.S_IXUSR
             mode = 0o755 if is_executable else 0o644
             info.external_attr = (stat.S_IFREG | mode) << 16
@@ -225,6 +242,7 @@ class Bundle:
     """Parts of an upload except the conf."""
 
     name: str
+    """Name of the topology (:attr:`Description.name`)."""
     topology: TopologySpec
     archive: Archive
 
@@ -303,6 +321,7 @@ def bundle_target(
         leave_out = [home] if home is not None else []
         files = collect_files(description.root, description.include, leave_out=leave_out)
     elif vendored is None and not path.name.lower().endswith(".tar.gz"):
+        # A zip already, and without an addition: not packed again.
         archive = Archive(path, hash_file(path), path.stat().st_size, 0)
         return Bundle(description.name, description.topology, archive)
     else:

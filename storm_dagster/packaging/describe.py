@@ -27,7 +27,10 @@ with quick_imports():
 
 
 def _where(error: BaseException, root: str) -> str:
-    """The innermost line of the user's own code in the traceback of ``error``."""
+    """The innermost line of the user's own code in the traceback of ``error``.
+
+    ``root`` is the folder of that code.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -38,16 +41,23 @@ def _where(error: BaseException, root: str) -> str:
 
 
 def _text(error: BaseException) -> str:
+    """The error's class and its text, if it has one."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _import(module: str, root: str, expected: str | None) -> ModuleType:
+    """Import the user's module from ``root``, the first folder of the path.
+
+    ``expected`` is the file that it must have been loaded from; ``None``: any. Raises
+    :class:`InvalidTopology` if the import fails in any way, or loads another file.
+    """
     try:
         loaded = importlib.import_module(module)
     except StormDagsterError:
         raise
     except ModuleNotFoundError as error:
+        # The module itself or a package around it is missing, not a module that it imports.
         if error.name and (module == error.name or module.startswith(error.name + ".")):
             raise InvalidTopology(
                 f"module {module!r} is not importable from {root}: check the name, "
@@ -91,11 +101,16 @@ def _is_topology(value: Any, module: ModuleType) -> bool:
 
 
 def _find(module: ModuleType, attribute: str | None) -> tuple[str, Any, bool]:
-    """(name, object, true if it is the only one) of the topology in ``module``."""
+    """(name, object, true if it is the only one) of the topology in ``module``.
+
+    With ``attribute`` it is that object, which need not be a topology. Raises
+    :class:`InvalidTopology` if there is none, or if it is not clear which.
+    """
     candidates: dict[str, Any] = {}
     for name, value in vars(module).items():
         if name.startswith("_") or not _is_topology(value, module):
             continue
+        # A second name of the same topology does not make it ambiguous.
         if value not in candidates.values():
             candidates[name] = value
     names = ", ".join(sorted(candidates)) or "none"
@@ -139,6 +154,11 @@ def topology_spec_of(value: Any) -> TopologySpec | None:
 
 
 def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
+    """The spec of the object, or of the result of its call with ``args``.
+
+    Raises :class:`InvalidTopology` if it is no topology, if the user's code fails, and for
+    arguments of an object that is not called.
+    """
     try:
         spec = topology_spec_of(value)
         if spec is None and callable(value):
@@ -170,9 +190,9 @@ def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
 
 
 def _package_root(module: ModuleType) -> tuple[str, list[str]]:
-    """(folder on the import path, names below it to pack) of a module.
+    """(folder on the import path, names below it to pack) of a module that was found on the path.
 
-    The module was found on the path.
+    The name is that of its outermost package, or of its file.
     """
     file = Path(inspect.getfile(module)).absolute()
     spec = importlib.util.find_spec(module.__name__.partition(".")[0])
@@ -184,12 +204,13 @@ def _package_root(module: ModuleType) -> tuple[str, list[str]]:
 
 
 def describe(request: dict[str, Any]) -> dict[str, Any]:
-    """The reply to one request.
+    """The reply to one request, whose keys are those of ``target.describe_target``.
 
-    :class:`InvalidTopology` for every error of the target.
+    Changes the import path. :class:`InvalidTopology` for every error of the target.
     """
     root: str | None = request["root"]
     import_root = root or request["cwd"]
+    # In place of the empty folder that the process was started in.
     sys.path[0] = import_root
     importlib.invalidate_caches()
     module = _import(request["module"], import_root, request["file"])

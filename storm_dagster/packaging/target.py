@@ -27,10 +27,13 @@ from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.unpack import unpack_archive
 
 ARCHIVE_SUFFIXES = (".zip", ".jar", ".whl", ".tar.gz")
+"""Ends of the names of archives, in lower case."""
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""Python names, joined by dots."""
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of an environment in the project's folder, with code of others."""
 _EXAMPLES = Path(__file__).parents[2] / "examples"
+"""Examples beside this package; absent where only the package is installed."""
 _REMEDY = (
     "submit it with `storm-dagster submit`, "
     "or set dagster.target.roots in the conf of the code location"
@@ -41,6 +44,7 @@ DESCRIBING = "STORM_DAGSTER_DESCRIBING"
 It marks the process, so that a submission by the described module is refused.
 """
 _MAX_REPLY = 64 * 1024 * 1024
+"""Bytes of a reply above which the target is refused."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Target:
     attribute: str | None = None
     """The topology in it, or a callable that makes it; ``None``: the only topology."""
     path: Path | None = None
-    """The file or archive, absolute."""
+    """The file or archive, absolute; ``None`` for a module."""
 
     def __str__(self) -> str:
         text = str(self.path or self.module)
@@ -63,6 +67,7 @@ class Target:
 
 
 def _attribute(text: str, target: str) -> str | None:
+    """The checked name of an attribute; ``None`` if the target names none."""
     if not text:
         return None
     if not _DOTTED.fullmatch(text):
@@ -73,6 +78,7 @@ def _attribute(text: str, target: str) -> str | None:
 
 
 def _existing(path: Path, target: str) -> Path:
+    """The absolute path of an existing file; :class:`InvalidRequest` for any other."""
     if path.is_dir():
         raise InvalidRequest(
             f"target {target!r}: {path} is a folder: name the file in it that holds the topology"
@@ -85,7 +91,10 @@ def _existing(path: Path, target: str) -> Path:
 
 
 def parse_target(text: str) -> Target:
-    """Parse a TARGET; :class:`InvalidRequest` names the problem."""
+    """Parse a TARGET; :class:`InvalidRequest` names the problem.
+
+    A file or archive must exist, a module is not looked for.
+    """
     if "::" in text:
         archive, _, member = text.partition("::")
         if not archive.lower().endswith(ARCHIVE_SUFFIXES):
@@ -103,6 +112,7 @@ def parse_target(text: str) -> Target:
         raise InvalidRequest(
             f"target {text!r} names no module in the archive: write {text}::module[:Name]"
         )
+    # A colon in a folder's name does not begin an attribute.
     file = text
     name = ""
     if re.search(r"\.py:[^/]*$", text):
@@ -139,7 +149,8 @@ def _is_project(folder: Path) -> bool:
 def target_roots(conf: Any) -> list[Path]:
     """Folders that may contain targets: ``dagster.target.roots``.
 
-    By default the current folder, if it is a project's, and the examples beside this package.
+    ``conf`` is the code location's. By default the current folder, if it is a project's, and the
+    examples beside this package.
     """
     configured = conf.get("dagster.target.roots")
     if configured is not None:
@@ -175,7 +186,8 @@ def _is_project_file(file: Path, root: Path) -> bool:
 def _files(target: Target) -> list[Path]:
     """The file of a target; for a module also those of the packages around it.
 
-    The packages are imported before the module.
+    The packages are imported before the module. :class:`InvalidRequest` if one is not found on the
+    path, or if the module has no file.
     """
     if target.path is not None:
         return [target.path]
@@ -192,6 +204,7 @@ def _files(target: Target) -> list[Path]:
         locations = list(spec.submodule_search_locations or ())
         if spec.has_location and spec.origin:
             files.append(Path(spec.origin))
+        # A package around the module may be a namespace, which has no file.
         elif end == len(parts):
             raise InvalidRequest(
                 f"target {str(target)!r}: {target.module!r} has no file: {_REMEDY}"
@@ -206,7 +219,7 @@ class Description:
     target: Target
     topology: TopologySpec
     name: str
-    """Its own name, else its module's.
+    """Name of the topology: its own, else its module's.
 
     If the module has several topologies, the name of the attribute.
     """
@@ -217,6 +230,7 @@ class Description:
 
 
 def _environment() -> dict[str, str]:
+    """The environment of the child."""
     env = {**os.environ, DESCRIBING: "1"}
     # The child starts in another folder than its caller, so that relative paths would be wrong.
     paths = [os.path.abspath(part) for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
@@ -228,7 +242,9 @@ def _environment() -> dict[str, str]:
 def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float) -> Any:
     """The child's reply document.
 
-    :class:`InvalidTopology` if the child hangs, crashes or writes no usable reply.
+    Files of the exchange are written into ``scratch``. The child and all processes that it started
+    have ended afterwards. :class:`InvalidTopology` if the child hangs, crashes or writes no usable
+    reply.
     """
     request_path = scratch / "request.json"
     reply_path = scratch / "reply.json"
@@ -266,7 +282,7 @@ def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float)
             code = child.wait()
         finally:
             timer.cancel()
-            # Processes that the module started end with it.
+            # Processes that the module started end with it: they are in the child's group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()

@@ -25,7 +25,9 @@ from typing import IO, Literal
 from storm_dagster.model.errors import InvalidTopology
 
 _CHUNK = 256 * 1024
+"""Bytes that are unpacked between two checks of the size."""
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+"""Type in a Unix mode -> its name in an error; all others are devices."""
 _HEADER_BYTES = 1024**2
 """Maximum size of a tar's headers before one entry."""
 
@@ -39,7 +41,7 @@ class UnpackLimits:
     total_bytes: int = 4 * 1024**3
     """Maximum size of all unpacked files together."""
     ratio: int = 200
-    """Maximum of unpacked bytes per byte of the archive."""
+    """Maximum number of unpacked bytes for one byte of the archive."""
     ratio_from_bytes: int = 32 * 1024**2
     """Unpacked bytes from which the ratio counts (short text compresses far better)."""
     path_bytes: int = 1024
@@ -108,17 +110,25 @@ class _Names:
     """Check of names; no two entries may have the same path on any file system."""
 
     archive: str
+    """Name of the archive, for errors."""
     limits: UnpackLimits
     files: dict[str, str] = field(default_factory=dict)
+    """Folded path of a file -> its name in the archive."""
     folders: dict[str, str] = field(default_factory=dict)
+    """Folded path of a folder, also of one that a path only implies -> its path."""
 
     def refuse(self, name: str, problem: str) -> InvalidTopology:
+        """The error for an entry with this problem."""
         return InvalidTopology(
             f"archive {self.archive}: entry {name!r:.200} {problem}: pack it again without"
         )
 
     def take(self, name: str, *, folder: bool) -> tuple[str, ...]:
-        """The parts of the entry's path, checked."""
+        """The parts of the entry's path, checked; empty for the root folder.
+
+        Raises :class:`InvalidTopology` for a name that breaks a rule, that another entry has, or
+        that is one too many.
+        """
         if not name or any(ord(character) < 32 or ord(character) == 127 for character in name):
             raise self.refuse(name, "has an empty name or control characters in it")
         if "\\" in name:
@@ -142,6 +152,7 @@ class _Names:
         return parts
 
     def _claim(self, name: str, parts: tuple[str, ...], folder: bool) -> None:
+        """Add the entry and the folders around it; refuse it if another one has its path."""
         # Case and Unicode forms: names that differ on one file system are equal on another.
         folded = [unicodedata.normalize("NFC", part).casefold() for part in parts]
         folder_depth = len(parts) if folder else len(parts) - 1
@@ -166,8 +177,13 @@ class _Names:
 
 
 def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
+    """Unpack the entries into the existing folder ``target``, one by one.
+
+    Raises :class:`InvalidTopology` at the first that breaks a rule; the former ones stay.
+    """
     names = _Names(path.name, limits)
     packed = path.stat().st_size
+    # Unpacked bytes so far.
     total = 0
     entries_of = _zip_entries if archive_kind(path) == "zip" else _tar_entries
     try:
@@ -195,6 +211,7 @@ def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
 
 
 def _create(path: Path, executable: bool) -> IO[bytes]:
+    """Create a file and the folders around it, and open it for writing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # O_EXCL and O_NOFOLLOW: a file is only created; an existing file or link is never written.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -202,6 +219,7 @@ def _create(path: Path, executable: bool) -> IO[bytes]:
 
 
 def _check_size(archive: str, name: str, total: int, packed: int, limits: UnpackLimits) -> None:
+    """Refuse an archive of ``packed`` bytes of which ``total`` bytes are too much."""
     if total > limits.total_bytes:
         raise InvalidTopology(
             f"archive {archive}: with entry {name!r:.200} it unpacks to more than "
@@ -217,7 +235,8 @@ def _check_size(archive: str, name: str, total: int, packed: int, limits: Unpack
 class _Directory:
     """A zip's file while its directory is read.
 
-    zipfile reads the directory in one piece, wherever it finds it.
+    zipfile reads the directory in one piece, wherever it finds it. Here a read is limited, and an
+    archive with too many entries is refused before objects are made of them.
     """
 
     def __init__(self, stream: IO[bytes], archive: str, limits: UnpackLimits) -> None:
@@ -238,14 +257,15 @@ class _Directory:
 
 
 def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_Entry]:
-    # The entries of the directory are counted before objects are made of them. The content is then
-    # read from the file itself.
+    """Yield the entries of a zip, in the order of its directory, with their content unread."""
     with (
         path.open("rb") as stream,
         zipfile.ZipFile(_Directory(stream, path.name, limits)) as archive,
     ):
+        # The directory is read: contents come from the file itself, without the limit.
         archive.fp = stream
         for info in archive.infolist():
+            # Unix mode; 0 where another system packed it.
             mode = info.external_attr >> 16
             folder = info.filename.endswith("/")
             if info.flag_bits & 0x1:
@@ -265,7 +285,7 @@ class _Bounded:
     """A decompressed stream with limits of its total size and of each header.
 
     tarfile reads extended headers in one piece of any size that they state, before it returns a
-    member.
+    member. Raises :class:`InvalidTopology` beyond a limit.
     """
 
     def __init__(
@@ -277,11 +297,13 @@ class _Bounded:
         # Headers and padding are not part of the content.
         overhead_bytes = 2048 * limits.entries + 1024**2
         self._max_position = min(limits.total_bytes, content_bytes) + overhead_bytes
+        """Unpacked bytes that may be read or skipped."""
         self.header_bytes: int | None = 0
         """Bytes read for the next member's headers; ``None`` while contents are read."""
 
     def read(self, size: int = -1) -> bytes:
         if self.header_bytes is not None:
+            # A read without a size would be of any size: it is beyond the limit.
             self.header_bytes += size if size >= 0 else _HEADER_BYTES + 1
             if self.header_bytes > _HEADER_BYTES:
                 raise InvalidTopology(
@@ -309,6 +331,7 @@ class _Bounded:
 
 
 def _tar_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_Entry]:
+    """Yield the entries of a tar.gz, in its order, with their content unread."""
     with gzip.open(path, "rb") as stream:
         assert isinstance(stream, gzip.GzipFile)
         bounded = _Bounded(stream, path.name, path.stat().st_size, limits)
@@ -323,6 +346,7 @@ def _tar_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_E
 
 
 def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo, names: _Names) -> _Entry:
+    """The entry of a plain file or folder; :class:`InvalidTopology` for any other member."""
     if member.isdir():
         return _Entry(member.name, False, None)
     if not member.isreg():

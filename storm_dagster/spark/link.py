@@ -41,6 +41,7 @@ def probe(remote: str, timeout_secs: float = 5.0) -> None:
     ``OSError`` if none does, :class:`Unavailable` for a URL without a server. gRPC alone would
     retry for ten minutes.
     """
+    # The brackets of an IPv6 address belong to the URL only.
     host, port = host_and_port(remote)
     socket.create_connection((host.strip("[]"), port), timeout=timeout_secs).close()
 
@@ -76,7 +77,8 @@ def is_session_gone(error: BaseException) -> bool:
 def forget_session(session: Any, *, release: bool = False) -> None:
     """Close this process's side of a session.
 
-    With ``release`` also the server's side.
+    With ``release`` also the server's side. Errors are ignored, and so is a session without a
+    client.
     """
     client = getattr(session, "client", None)
     if client is not None:

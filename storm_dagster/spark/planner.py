@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf, Conf
@@ -41,7 +41,9 @@ The conf is ``{"spark.remote": url}`` or ``{"spark.master": url}``.
 """
 
 DEADLINE_SECS = 120.0
+"""Time that a placement on Spark may take, the opening of its session included."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+"""Date of the archive's entries, the first of zip: equal modules give an equal archive."""
 
 
 class ClusterSessionIds:
@@ -55,7 +57,10 @@ class ClusterSessionIds:
         self._path = paths.spark_session("placement")
 
     def read(self) -> tuple[str, int] | None:
-        """The id and its data version; :class:`Corrupt` if the node has no session id."""
+        """The id and its data version; ``None`` if no id is stored.
+
+        :class:`Corrupt` if the node has no session id.
+        """
         stored = self._state.get_data_with_version(self._path)
         if stored is None:
             return None
@@ -70,7 +75,7 @@ class ClusterSessionIds:
     def replace(self, session_id: str, version: int | None) -> bool:
         """Store another id if the version is still ``version``; true if it was.
 
-        ``None``: if no id is stored.
+        With ``None``: if no id is stored.
         """
         data = session_id.encode("ascii")
         try:
@@ -88,6 +93,7 @@ class FixedSessionIds:
 
     def __init__(self, session_id: str) -> None:
         self._current = (session_id, 0)
+        """Id, and number of its replacements in place of a data version."""
 
     def read(self) -> tuple[str, int]:
         return self._current
@@ -105,17 +111,27 @@ def pinned_id(ids: SessionIds, *, gone: str | None = None) -> str:
     """The stored id; a new one if none is stored, or if the stored one is ``gone``.
 
     ``gone`` is the id of a session that the server has dropped. Of several processes that replace
-    it one writes the new id, and the others use that.
+    it one writes the new id, and the others use that. :class:`Conflict` if the id changes all the
+    time.
     """
     for _ in range(10):
         stored = ids.read()
-        if stored is not None and stored[0] != gone:
-            return stored[0]
+        version: int | None = None
+        if stored is not None:
+            session_id, version = stored
+            if session_id != gone:
+                return session_id
         new_id = str(uuid.uuid4())
-        version = stored[1] if stored is not None else None
         if ids.replace(new_id, version):
             return new_id
     raise Conflict("the id of the pinned Spark session changed ten times in a row: try again")
+
+
+class _PinnedSession(NamedTuple):
+    """An open session of this process, and its id on the server."""
+
+    id: str
+    session: "SparkSession"
 
 
 @dataclass(eq=False)
@@ -128,19 +144,21 @@ class ConnectPlanner:
     """
 
     remote: str
+    """URL of the server, without its token."""
     ids: SessionIds
     open_session: OpenSession | None = None
+    """Opener of sessions; ``None``: :func:`sessions.open_connect`."""
     deadline_secs: float = DEADLINE_SECS
     home: Path | None = None
+    """State folder with the server's token; ``None``: STORM_DAGSTER_HOME."""
     token: str | None = None
-    """Token of the server; by default that of the state folder ``home``.
-
-    Without ``home`` it is that of STORM_DAGSTER_HOME.
-    """
+    """Token of the server; by default that of the state folder ``home``."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._session: tuple[str, SparkSession] | None = None
+        """Held during a placement: one at a time in the session."""
+        self._session: _PinnedSession | None = None
+        """Open session; ``None`` before the first placement, and after an error."""
 
     def __call__(self, batch: PlacementBatch) -> PlacementResult:
         """Place the batch on Spark."""
@@ -151,16 +169,18 @@ class ConnectPlanner:
                     self.deadline_secs, f"Spark at {self.remote}", lambda: self._plan(batch)
                 )
             except Exception:
+                # The next call attaches anew: this session may be the reason.
                 self.close()
                 raise
 
     def close(self, *, release: bool = False) -> None:
         """Close this process's side of the session; with ``release`` also the server's."""
         if self._session is not None:
-            link.forget_session(self._session[1], release=release)
+            link.forget_session(self._session.session, release=release)
             self._session = None
 
     def _plan(self, batch: PlacementBatch) -> PlacementResult:
+        """Place the batch in the pinned session, which is replaced once if it is gone."""
         # Here, so that imports count neither to the session's time nor to the assignment's.
         from storm_dagster.spark.assignment.pipeline import plan_with_spark
 
@@ -182,8 +202,9 @@ class ConnectPlanner:
 
     def _attach(self, session_id: str) -> "SparkSession":
         """The open session of that id, opened if necessary."""
-        if self._session is not None and self._session[0] == session_id:
-            return self._session[1]
+        if self._session is not None and self._session.id == session_id:
+            return self._session.session
+        # No session is open yet, or another process has replaced the id.
         self.close()
         remote = spark_remote.remote_with_session(self.remote, session_id)
         url = spark_remote.with_spark_token(remote, [self.remote], self.home, self.token)
@@ -191,6 +212,7 @@ class ConnectPlanner:
         if self.open_session is not None:
             session = self.open_session({"spark.remote": url})
             link.close_at_exit(session)
+            # The pinned id is in the URL, unless the conf's URL names a session itself.
             is_requested = getattr(session, "session_id", None) == session_id
             if f"session_id={session_id}" in url and not is_requested:
                 # The opener returned an existing session of the process, which other code uses.
@@ -198,7 +220,7 @@ class ConnectPlanner:
         if session is None:
             session = sessions.open_connect(url)
         _ship_package(session, self.remote)
-        self._session = (session_id, session)
+        self._session = _PinnedSession(session_id, session)
         return session
 
 
@@ -234,6 +256,7 @@ def plan_classic(
 
 
 _planners: dict[tuple[int, str, Path | None], ConnectPlanner] = {}
+"""(Process id, server's URL, state folder) -> planner with its open session."""
 
 
 def plan_on_cluster(

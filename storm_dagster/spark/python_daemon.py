@@ -26,6 +26,7 @@ _LIBRARIES = (
     "storm_dagster.spark.assignment.groups",
     *(path.partition(":")[0] for path in STRATEGIES.values()),
 )
+"""Modules that the functions of placements and of Spark components import."""
 
 
 def _load_libraries() -> None:

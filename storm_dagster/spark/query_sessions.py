@@ -18,6 +18,7 @@ from storm_dagster.spark.link import check_reachable, is_session_gone
 from storm_dagster.spark.session import open_connect
 
 _MAX_SECS = 60.0
+"""Time that the separate process has to end the queries."""
 
 
 def end_query_session(
@@ -58,6 +59,7 @@ def main() -> None:
     """
     url = sys.stdin.read()
     code = sys.argv[1]
+    # Ids of sessions that were closed before stay refused: the first number that is not is the one.
     number = 0
     while True:
         session = open_connect(remote_with_session(url, query_session_id(code, number)))

@@ -24,20 +24,25 @@ _RESERVED_KEYS = (
     "spark.connect.master",
     "spark.driver.memory",
 )
+"""Keys of a cluster's conf that the command line sets: :func:`settings_of` omits them."""
 _RESERVED_PREFIXES = (
     "spark.connect.grpc.binding.",
     "spark.connect.authenticate.",
     "spark.driver.host",
     "spark.driver.bindAddress",
 )
+"""Beginnings of further keys that :func:`settings_of` omits."""
 _MAX_SOCKET_FOLDER = 60
 """Longest path that Spark accepts; the system's limit may be higher."""
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+"""Main class of the server."""
 _ENCRYPTION = {
     "spark.network.crypto.enabled": "true",
     "spark.network.crypto.cipher": "AES/GCM/NoPadding",
 }
+"""Settings that encrypt the traffic between processes of a standalone cluster."""
 _FILTER = "org.apache.spark.ui.JWSFilter"
+"""Filter of the web UI that requires a token signed with its key."""
 
 
 def spark_home() -> Path:
@@ -126,7 +131,8 @@ def spark_connect_command(
 def _socket_folder(local_dir: Path, master: str) -> str:
     """A path of ``local_dir`` for sockets, short if possible.
 
-    A short path is valid while this process lives, or the program that replaces it.
+    A short path leads through an open descriptor, which an ``exec`` keeps: it is valid while this
+    process lives, or the program that replaces it. Only a local master gets one.
     """
     path = str(local_dir)
     if len(path) <= _MAX_SOCKET_FOLDER or not master.startswith("local"):
@@ -196,9 +202,10 @@ def standalone_command(
 
 
 def _write_properties(folder: Path, settings: Mapping[str, str]) -> Path:
-    """Write a file of Java properties that only its owner may read."""
+    """Write ``spark.properties`` in the folder, which only its owner may read; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spark.properties"
+    # A new file: an old one may have another owner or mode.
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -236,7 +243,7 @@ def settings_of(conf: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _home_without_sources(local_dir: Path) -> Path:
-    """Create a Spark home without the archive of pyspark's sources.
+    """Create a Spark home without the archive of pyspark's sources, and return its path.
 
     Spark puts that archive before the installed package, and Python compiles imports from an
     archive each time: 2.5 s of a core for each process, instead of 1.0.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _START_SECS = 120.0
+"""Time for a starting server to be ready; then a call fails if it is not."""
 _STATUS = re.compile(r"status = StatusCode\.(\w+)")
 _DETAILS = re.compile(r'details = "([^"\n]+)')
 _OTHER_RELEASE = re.compile(
@@ -37,7 +38,10 @@ _OTHER_RELEASE = re.compile(
 
 
 def await_start(remote: str, home: Path | None = None) -> None:
-    """Wait while the ``dev`` of ``home`` is starting the server at the URL."""
+    """Wait while the ``dev`` of ``home`` is starting the server at the URL.
+
+    After two minutes it returns, too. A server that no ``dev`` starts is not waited for.
+    """
 
     def is_not_starting() -> bool:
         cluster = ClusterFile.read(home_dir(home))

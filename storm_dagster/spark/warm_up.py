@@ -31,14 +31,18 @@ WARM_BATCH = PlacementBatch(
 
 
 _DEADLINE_SECS = 180.0
+"""Time for each placement of a server that has just started."""
 _MAX_ROUNDS = 12
+"""Maximum number of rounds after the first three placements."""
 _MAX_SECS = 8.0
+"""Time after which no further round begins."""
 _FASTER = 0.85
 """Ratio of a round's time to the former best one.
 
 Below it the server is still compiling.
 """
 _IDLE_ROUNDS = 2
+"""Rounds in a row without such a gain after which the server is warm."""
 
 
 def warm_planner(

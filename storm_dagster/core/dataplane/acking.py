@@ -55,11 +55,15 @@ class PendingMap(Generic[V]):
     def __init__(self, timeout: float) -> None:
         self.timeout: float = timeout
         self._late = -math.inf
+        """Entries added until this time were reported by :meth:`overdue`."""
         self._extended_at = -math.inf
         """End of the last long wait: no timeout counts from before it."""
         self._is_waiting = False
+        """True from a call of :meth:`extend_deadlines` to the next one of :meth:`overdue`."""
         self._wait_began: float | None = None
+        """First call of :meth:`extend_deadlines` of the present wait; ``None`` without one."""
         self._wait_ended = -math.inf
+        """Last call of :meth:`extend_deadlines`."""
         self._pauses: list[tuple[float, float]] = []
         """Begin and end of the short waits that still matter, in order."""
         self.entries: dict[int, tuple[V, float]] = {}
@@ -89,6 +93,7 @@ class PendingMap(Generic[V]):
         self._wait_ended = now
 
     def _end_wait(self) -> None:
+        """Add the wait that has ended, if there is one, to the timeouts."""
         began = self._wait_began
         if began is None:
             return
@@ -100,13 +105,16 @@ class PendingMap(Generic[V]):
             self._pauses.append((began, self._wait_ended))
 
     def _limit(self, now: float) -> float:
-        """Time before which an entry must have been added to be overdue ``now``."""
+        """Time before which an entry must have been added to be overdue ``now``.
+
+        Short waits do not count towards the timeout. Those that ended before this time are dropped.
+        """
         limit = now - self.timeout
         for began, ended in reversed(self._pauses):
             if ended <= limit:
                 break
             limit -= ended - began
-        self._pauses = [pause for pause in self._pauses if pause[1] > limit]
+        self._pauses = [(began, ended) for began, ended in self._pauses if ended > limit]
         return limit
 
     def overdue(
@@ -114,7 +122,8 @@ class PendingMap(Generic[V]):
     ) -> list[int]:
         """Keys of the entries that timed out since the last call, oldest first.
 
-        ``entries`` is a copy, for a map from which another thread removes entries.
+        They stay in the map, and are not returned once more. Empty during a wait. ``entries`` is a
+        copy, for a map from which another thread removes entries.
         """
         if self._is_waiting:
             self._is_waiting = False
@@ -122,6 +131,7 @@ class PendingMap(Generic[V]):
         self._end_wait()
         late = self._limit(now)
         if late < self._extended_at:
+            # The timeout of every entry restarted at the end of the last long wait.
             return []
         before = self._late
         self._late = late
@@ -179,7 +189,8 @@ class AckTracker:
         """Apply frames, and return the roots to report.
 
         ``inits`` are (root, value, spout task), ``acks`` are (root, value), ``fails`` and
-        ``losses`` are roots. The result is added to ``into``.
+        ``losses`` are roots. An ack may come before the init of its tree, which then has no spout
+        task yet. The result is added to ``into``, which is returned.
         """
         result = AckerResult() if into is None else into
         trees = self._trees.entries
@@ -214,7 +225,10 @@ class AckTracker:
         return result
 
     def touch(self, roots: Iterable[int], bits: int) -> None:
-        """Note that open trees have parts in these workers."""
+        """Note that open trees have parts in the workers of these bits.
+
+        Roots without an open tree are ignored, here and in :meth:`lose`.
+        """
         trees = self._trees.entries
         for root in roots:
             if (entry := trees.get(root)) is not None:

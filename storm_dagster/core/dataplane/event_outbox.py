@@ -18,6 +18,7 @@ MAX_EVENTS = 1000
 MAX_BATCH = 32
 """Events of a batch. With the longest metadata they fit into a request of 1 MiB."""
 MAX_PAUSE_SECS = 15.0
+"""Longest pause after a response with trouble."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,11 @@ class OutboxResult(Generic[H]):
     """Actions that follow from a response."""
 
     ack: list[H] = field(default_factory=list)
+    """Tuples whose event is stored."""
     refused: list[tuple[OutboxEntry[H], str]] = field(default_factory=list)
+    """(entry, reason) of events that Dagster will never store."""
     undefined: list[tuple[OutboxEntry[H], str]] = field(default_factory=list)
+    """(entry, consequence and remedy) of stored events whose asset is not defined."""
 
 
 class EventOutbox(Generic[H]):
@@ -64,10 +68,15 @@ class EventOutbox(Generic[H]):
         """
         self._hold_secs = hold_secs
         self._waiting: dict[tuple[int, str], OutboxEntry[H]] = {}
+        """(Task, event id) -> entry, oldest first."""
         self._counts: dict[int, int] = {}
+        """Task -> number of its entries."""
         self._sent: frozenset[str] = frozenset()
+        """Event ids of the batch in flight; empty without one."""
         self._retry_at = 0.0
+        """Time before which no batch is sent."""
         self._pause = 0.0
+        """Last pause in seconds; 0 without trouble."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -91,7 +100,10 @@ class EventOutbox(Generic[H]):
         return True
 
     def next_batch(self, now: float) -> list[DagsterEvent]:
-        """The oldest events, each once; none during a pause or a batch in flight."""
+        """The oldest events, each once; none during a pause or a batch in flight.
+
+        They are the batch in flight until :meth:`handle_response`.
+        """
         if self._sent or now < self._retry_at:
             return []
         batch: dict[str, DagsterEvent] = {}

@@ -25,10 +25,13 @@ from storm_dagster.model.values import ATOMIC, decode_extension, decode_value
 from storm_dagster.model.values import encode_value as encode_any
 
 _HEAD = struct.Struct("<II")
+"""Length and CRC-32 of a checkpoint, before its bytes."""
 _PART = 1000
 """Keys or ids in one checkpoint of a snapshot."""
 _MAPS = 67
+"""Parts of a :class:`LargeMap`; a prime, so that keys with a regular step use all of them."""
 _MAX_IN_ONE_MAP = 20_000
+"""Entries above which a map is divided into parts."""
 _Item = TypeVar("_Item")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -39,6 +42,7 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     values: list[tuple[Any, msgspec.Raw]] = []
     """(key, encoded value) of values that were set."""
     removed: list[Any] = []
+    """Keys whose values were removed."""
     ids: list[tuple[int, Any]] = []
     """(hash of the grouping key, id) of tuples that were applied."""
     rotated: bool = False
@@ -46,11 +50,13 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     full: bool = False
     """All earlier checkpoints are dropped."""
     old_ids: list[tuple[int, Any]] = []
+    """With ``full``: ids of the older generation, as in ``ids``."""
     held: list[tuple[int, int, msgspec.Raw]] = []
     """(number, hash of the grouping key, encoded entry) of tuples that entered windows."""
     finished: list[int] = []
     """Numbers of tuples that no window still needs."""
     windows: Position | None = None
+    """State of the windows beside their tuples; ``None``: as before."""
     results: list[tuple[int, msgspec.Raw]] = []
     """(number, tuples that a window emitted)."""
     confirmed: list[int] = []
@@ -64,6 +70,7 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     """Ids, older ones and those of this checkpoint, that no longer count as applied."""
 
 
+# Tuples in keys are lists after it (:func:`key_of`); values stay encoded.
 _decoder = msgspec.msgpack.Decoder(Checkpoint, ext_hook=decode_extension)
 
 
@@ -93,6 +100,7 @@ def stored_key(key: Any, odd: bool = False) -> Any:
 
 
 def _encode_checkpoint(record: Checkpoint, odd: bool) -> bytes:
+    """Encode a checkpoint; ``odd`` is that of :func:`stored_key`."""
     return _encode(
         msgspec.structs.replace(
             record,
@@ -133,10 +141,14 @@ def key_of(key: Any) -> Any:
 
 
 def frame(record: Checkpoint) -> bytes:
-    """Bytes of the checkpoint in a log."""
+    """Bytes of the checkpoint in a log, its length and checksum first.
+
+    Raises ``InvalidRequest`` for a key that cannot be saved.
+    """
     try:
         payload = _encode_checkpoint(record, odd=False)
     except (OverflowError, UnicodeEncodeError):
+        # An integer of more than 64 bits, or text with a lone surrogate, in a key.
         payload = _encode_checkpoint(record, odd=True)
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
@@ -206,7 +218,7 @@ class LargeMap(MutableMapping[Any, Any]):
         del self._maps[hash(key) % _MAPS][key]
 
     def popitem(self) -> tuple[Any, Any]:
-        """Remove an entry and return it."""
+        """Remove an entry and return it; ``KeyError`` if there is none."""
         for part in self._maps:
             if part:
                 return part.popitem()
@@ -241,9 +253,11 @@ class Contents:
     ids: MutableMapping[Any, int] = field(default_factory=dict)
     """Id -> hash of the grouping key, newest generation."""
     old_ids: MutableMapping[Any, int] = field(default_factory=dict)
+    """The same of the generation before; older ids are forgotten."""
     held: MutableMapping[int, tuple[int, msgspec.Raw]] = field(default_factory=dict)
     """Number -> (hash of the grouping key, encoded entry) of the tuples in windows."""
     windows: Position | None = None
+    """State of the windows beside their tuples; ``None`` if none was stored."""
     results: dict[int, msgspec.Raw] = field(default_factory=dict)
     """Number -> tuples that a window emitted, until their trees are complete."""
     batches: dict[str, tuple[int, dict[Any, int]]] = field(default_factory=dict)
@@ -261,7 +275,11 @@ class Contents:
             yield HeldTuple(stamp, number, item, key_of(key), evaluated_until)
 
     def apply(self, record: Checkpoint) -> None:
-        """Apply a checkpoint."""
+        """Apply a checkpoint.
+
+        Removals come before values, and finished or confirmed numbers before new ones: what a
+        checkpoint adds stays.
+        """
         if record.full:
             self.values.clear()
             self.ids.clear()
@@ -274,6 +292,7 @@ class Contents:
         for key in record.removed:
             self.values.pop(key_of(key), None)
         for key, raw in record.values:
+            # A raw value is a view of the whole checkpoint: the copy lets that be freed.
             self.values[key_of(key)] = raw.copy() if self.encoded else decode_value(raw)
         self.values = _in_parts(self.values)
         self.held = _in_parts(self.held)
@@ -299,7 +318,10 @@ class Contents:
         return expired
 
     def apply_ids(self, record: Checkpoint) -> None:
-        """Apply the ids and batches of a checkpoint."""
+        """Apply the ids and batches of a checkpoint.
+
+        Forgotten ids are removed last, since they may be among those of the checkpoint.
+        """
         self.ids.update({key_of(name): number for number, name in record.ids})
         self.ids = _in_parts(self.ids)
         for name in record.forgotten:
@@ -317,6 +339,7 @@ class Contents:
         The checkpoints are small, since decoding one holds the interpreter's lock.
         """
         yield Checkpoint(full=True, windows=self.windows)
+        # The older generation is added like new ids, and then becomes the older one.
         for part in _parts(self.old_ids.items()):
             yield Checkpoint(ids=[(number, name) for name, number in part])
         if self.old_ids:
@@ -361,12 +384,14 @@ class Partitioning:
 
         ``old`` are (index, contents) of those tasks. Values that several of them had under one key
         are merged. Ids of a batch that was being written go where their tuples go. Tuples of
-        windows go where their keys go, and the task of the same index sends the tuples that windows
-        have emitted.
+        windows go where their keys go. The task of the same index (modulo the number of tasks) is
+        the successor of an old one: it sends the tuples that windows have emitted, and without
+        ``by_key`` gets the whole state. Raises the errors of ``merge`` and of
+        :func:`encode_entry`.
         """
         share = Contents()
         several: dict[Any, list[Any]] = {}
-        """Keys of more than one task."""
+        """Key of more than one task -> its values."""
         positions: list[Position] = []
         window_tuples: list[tuple[HeldTuple, int]] = []
         for old_index, contents in old:
@@ -377,6 +402,8 @@ class Partitioning:
             if not self.by_key and not is_successor:
                 continue
             if contents.windows is not None:
+                # Of every old task, even one without a tuple for this task: the watermark must be
+                # the earliest of all.
                 positions.append(contents.windows)
                 for entry in detach(contents.windows, contents.entries()):
                     owner = contents.held[entry.number][0]
@@ -384,6 +411,7 @@ class Partitioning:
                         window_tuples.append((entry, owner))
             self._add_values(index, contents, share, several)
             self._add_ids(index, contents, share)
+        # By identity: the sort mixes the tuples of several tasks, and numbers them anew.
         owners = {id(entry): owner for entry, owner in window_tuples}
         for number, entry in enumerate(in_order(entry for entry, _ in window_tuples)):
             share.held[number] = (owners[id(entry)], encode_entry(entry))
@@ -395,10 +423,11 @@ class Partitioning:
     def _add_values(
         self, index: int, contents: Contents, share: Contents, several: dict[Any, list[Any]]
     ) -> None:
-        """Add the values of task ``index``.
+        """Add the values of task ``index`` to ``share``.
 
         ``several`` collects all values of a key that more than one task has.
         """
+        # Where one source is large, the share may become large, too.
         if type(contents.values) is LargeMap:
             share.values = LargeMap(share.values.items())
         for key, value in contents.values.items():
@@ -410,7 +439,7 @@ class Partitioning:
                 share.values[key] = value
 
     def _add_ids(self, index: int, contents: Contents, share: Contents) -> None:
-        """Add the ids and the batches of task ``index``."""
+        """Add the ids and the batches of task ``index`` to ``share``."""
         if type(contents.ids) is LargeMap:
             share.ids = LargeMap(share.ids.items())
         if type(contents.old_ids) is LargeMap:
@@ -423,6 +452,7 @@ class Partitioning:
                 share.batches.setdefault(owner, (token, {}))[1].update(own_names)
 
     def _own_ids(self, index: int, ids: Mapping[Any, int]) -> Iterator[tuple[Any, int]]:
+        """(id, hash of the grouping key) of the ids that belong to task ``index``."""
         for name, number in ids.items():
             if not self.by_key or number % self.tasks == index:
                 yield name, number

@@ -14,8 +14,11 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _MAX_WEIGHT = 100
+"""Weight of the heaviest target, and the least number of turns in one round."""
 _GAIN = 1
+"""Weight that a target with little load gains at a refresh."""
 _LOSS = 10
+"""Weight that any other target loses at a refresh."""
 _ALIKE = 0.05
 """Difference of loads that count as equal."""
 
@@ -23,6 +26,7 @@ _ALIKE = 0.05
 def smooth_turns(weights: Sequence[int], length: int) -> Iterator[int]:
     """Yield ``length`` indices, each by its weight and spread as evenly as possible."""
     total = sum(weights)
+    # Turns that each index is owed, in units of 1 / ``total``: the one that is owed most is next.
     current = [0] * len(weights)
     for _ in range(length):
         best = 0
@@ -44,6 +48,7 @@ class LoadAwareShuffle(Generic[T]):
     def __init__(self, targets: Sequence[T], offset: int = 0) -> None:
         start = offset % len(targets)
         self.targets: tuple[T, ...] = tuple(targets[start:]) + tuple(targets[:start])
+        """The targets in the order of turns."""
         self.weights = [_MAX_WEIGHT] * len(self.targets)
         turn = cycle(self.targets).__next__
 
@@ -66,9 +71,11 @@ class LoadAwareShuffle(Generic[T]):
                 weights.append(min(_MAX_WEIGHT, weight + _GAIN))
             else:
                 weights.append(max(0, weight - _LOSS))
+        # The heaviest target keeps the full weight.
         lift = _MAX_WEIGHT - max(weights)
         weights = [weight + lift for weight in weights]
         if weights == self.weights:
+            # The present round continues, and does not begin again.
             return
         self.weights: list[int] = weights
         if len(set(weights)) == 1:

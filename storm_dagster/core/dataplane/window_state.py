@@ -15,13 +15,17 @@ import msgspec
 from storm_dagster.model.errors import InvalidTopology
 
 DEFAULT_WATERMARK_MS = 1000
+"""Default interval between two computations of the watermark."""
 DEFAULT_IDLE_MS = 10_000
 """Longer than a worker takes to restart, so that a sending task that restarts is not silent."""
 
 
 @dataclass(frozen=True)
 class WindowShape:
-    """Shape of a bolt's windows, from its conf; a length or a gap is set."""
+    """Shape of a bolt's windows, from its conf; a length or a gap is set.
+
+    Lengths and sliding intervals are a number of tuples or milliseconds, never both.
+    """
 
     length_count: int | None = None
     length_ms: int | None = None
@@ -30,9 +34,13 @@ class WindowShape:
     gap_ms: int | None = None
     """Sessions: silence of a key after which its session has ended."""
     event_time: bool = False
+    """True if a tuple has its own timestamp; else the time of its arrival counts."""
     lag_ms: int = 0
+    """Time by which the watermark is behind the newest stamps, for tuples out of order."""
     watermark_ms: int = DEFAULT_WATERMARK_MS
+    """Interval between two computations of the watermark."""
     late_stream: str | None = None
+    """Stream that late tuples are emitted on; ``None``: they are dropped."""
     idle_ms: int = DEFAULT_IDLE_MS
     """Silence after which the watermark does not wait for a sending task."""
 
@@ -52,8 +60,9 @@ class WindowShape:
 def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
     """Read the shape from ``conf`` (the component's conf over the topology's).
 
-    Raises :class:`InvalidTopology` without a length, with two lengths, and for a late stream
-    without a timestamp field.
+    Without a sliding interval the windows slide with every tuple. Raises :class:`InvalidTopology`
+    without a length, with two lengths or two intervals, with a session gap beside one of these, and
+    for a late stream without timestamps. ``owner`` names the component in the error.
     """
 
     def value(key: str) -> Any:
@@ -110,10 +119,13 @@ class HeldTuple(msgspec.Struct, eq=False):
     """One tuple of a window."""
 
     stamp: int
+    """Milliseconds: its timestamp, or the time of its arrival."""
     number: int
+    """Number of its arrival in this task."""
     item: Any
+    """The tuple itself."""
     key: Any = None
-    """Of its session."""
+    """Key of its session; ``None`` for other windows, and for sessions without a key."""
     evaluated_until: int | None = None
     """End up to which the task that it came from had evaluated its windows."""
 
@@ -122,7 +134,9 @@ class Position(msgspec.Struct, omit_defaults=True):
     """State of the windows beside their tuples."""
 
     shape: list[Any] = []
+    """:attr:`WindowShape.parts` of the windows."""
     watermark: int | None = None
+    """Milliseconds; ``None`` before the first one."""
     newest: list[tuple[Any, int]] = []
     """(sending task, its newest stamp)."""
     last_end: int | None = None
@@ -152,7 +166,8 @@ def detach(position: Position, entries: Iterable[HeldTuple]) -> list[HeldTuple]:
     """The entries that windows of another task, or of another shape, need.
 
     ``position`` is not valid there. Of tuples that were in a window already, only those of time
-    windows are needed: they remember the end of that window.
+    windows are needed: they remember the end of that window, in ``evaluated_until``, which is
+    changed. The result is in the order of :func:`in_order`.
     """
     _, length_ms, _, slide_ms, *_ = position.shape
     needed: list[HeldTuple] = []
@@ -171,12 +186,14 @@ def join(positions: list[Position]) -> Position | None:
     """Position of a task that continues with the tuples of several tasks.
 
     It is the earliest of them, so that no tuple that was in time becomes late. Its log is empty.
+    ``None`` without positions.
     """
     if not positions:
         return None
     newest: dict[Any, int] = {}
     for position in positions:
         for source, stamp in position.newest:
+            # A list, as it was read from a log.
             source = tuple(source)
             newest[source] = min(stamp, newest.get(source, stamp))
     watermark = _earliest(position.watermark for position in positions)

@@ -35,6 +35,7 @@ class Sessions:
 
     def __init__(self, gap_ms: int) -> None:
         self._gap = gap_ms
+        """Milliseconds of silence after which a session has ended."""
         self._open: dict[Any, list[HeldTuple]] = {}
         """Key -> entries by stamp."""
         self._ends: list[tuple[int, int, Any]] = []
@@ -46,7 +47,10 @@ class Sessions:
         heapq.heappush(self._ends, (entry.stamp + self._gap, entry.number, entry.key))
 
     def closed(self, watermark: int) -> tuple[Any, int, int, list[HeldTuple]] | None:
-        """Remove and return the next ended session: (key, first stamp, end, entries)."""
+        """Remove and return the next ended session: (key, first stamp, end, entries).
+
+        ``None`` if no other session has ended by ``watermark``.
+        """
         while self._ends and self._ends[0][0] <= watermark:
             end, _, key = heapq.heappop(self._ends)
             entries = self._open.get(key, [])
@@ -77,16 +81,24 @@ class Pane:
     """One window that is due."""
 
     items: list[Any]
+    """Items of the window, in the order of their stamps."""
     new: list[Any] = field(default_factory=list)
     """Items that were not in a window before."""
     expired: list[Any] = field(default_factory=list)
     """Items of the previous window that are not in this one."""
     start_ms: int | None = None
+    """Begin of a duration, which does not include it, or first stamp of a session.
+
+    ``None`` for a number of tuples.
+    """
     end_ms: int | None = None
+    """End of a time window or session; for a counted slide the stamp of the last item."""
     key: Any = None
-    """Of a session."""
+    """Key of the session; ``None`` for other windows."""
     first: int = 0
+    """Number of the first entry; not set for a session, nor is ``last``."""
     last: int = 0
+    """Number of the entry after the last one."""
 
 
 class Windows:
@@ -108,6 +120,7 @@ class Windows:
         self.shape = shape
         self.sources = frozenset(sources)
         self._newest: dict[Any, int] = {}
+        """Source -> its newest stamp, in event time."""
         self._fresh: set[Any] = set()
         """Sources that have sent since the last :meth:`advance`."""
         self._heard: dict[Any, int] = {}
@@ -115,6 +128,7 @@ class Windows:
         self.watermark: int | None = None
         """In event time no tuple with an older stamp is expected; else the newest time."""
         self._number = 0
+        """Number of the next tuple, by arrival."""
         self._early: list[tuple[int, int, HeldTuple]] = []
         """Heap of entries that the watermark has not passed: (stamp, number, entry)."""
         self._log: list[HeldTuple] = []
@@ -126,12 +140,15 @@ class Windows:
         self._since = 0
         """Entries since the last window, for counted slides."""
         self._last_end: int | None = None
+        """End of the last time window that was evaluated, here or by another task."""
         self._previous = (0, 0)
         """Numbers of the first entry of the previous window, and of the one after its last."""
         self._least = 0
         """Least stamp of the next tuple in processing time."""
         self._finished: list[HeldTuple] = []
+        """Result of the next :meth:`take_finished`."""
         self._pane: Pane | None = None
+        """Pane that is due and not done yet."""
         self._session: list[HeldTuple] = []
         """Entries of the pane, if it is a session."""
         self._sessions = Sessions(shape.gap_ms) if shape.gap_ms is not None else None
@@ -139,6 +156,11 @@ class Windows:
             self._restore(position, in_order(entries))
 
     def _restore(self, position: Position, entries: list[HeldTuple]) -> None:
+        """Continue at a position with its entries, which are in the order of windows.
+
+        If the shape is another one, only the entries that the new windows need are restored, and
+        all others are finished.
+        """
         shape = self.shape
         if position.shape != shape.parts:
             needed = detach(position, entries)
@@ -146,7 +168,8 @@ class Windows:
             self._finished += [entry for entry in entries if entry.number not in needed_numbers]
             entries = needed
             # Stamps of another kind of time are not comparable.
-            same_time = position.shape[-1] == shape.event_time
+            *_, event_time = position.shape
+            same_time = event_time == shape.event_time
             joined = join([position]) if same_time else None
             position = joined or Position()
         self.watermark = position.watermark
@@ -154,6 +177,8 @@ class Windows:
         self._since = position.since
         self._newest = {tuple(source): stamp for source, stamp in position.newest}
         self._number = max((entry.number for entry in entries), default=-1) + 1
+        # In processing time, tuples go behind those of before, and into no evaluated window, even
+        # if the clock was set back.
         newest_stamp = entries[-1].stamp if entries else 0
         self._least = max(newest_stamp, self.watermark or 0, (self._last_end or -1) + 1)
         if self._sessions is not None:
@@ -198,6 +223,7 @@ class Windows:
             if before is None or stamp > before:
                 self._newest[source] = stamp
             self._fresh.add(source)
+            # At the watermark a tuple is late only if the window that ends there was evaluated.
             if mark is not None and (stamp < mark or (stamp == mark and stamp == self._last_end)):
                 return None
         entry = HeldTuple(stamp, self._number, item, key)
@@ -223,11 +249,18 @@ class Windows:
             self.watermark = now_ms
 
     def _least_newest(self, now_ms: int) -> int | None:
+        """The least of the newest stamps of the sources that are not silent.
+
+        The greatest of all stamps if all are silent. ``None`` while one of them has not sent a
+        stamp, or without any stamp. Notes the sources that have sent since the last call as heard
+        ``now_ms``.
+        """
         heard = self._heard
         newest = self._newest
         for source in self._fresh:
             heard[source] = now_ms
         self._fresh.clear()
+        # A source that was never heard has its time of silence from the first call on.
         for source in (*self.sources, *newest):
             heard.setdefault(source, now_ms)
         waiting = [source for source, at in heard.items() if now_ms - at < self.shape.idle_ms]
@@ -245,6 +278,7 @@ class Windows:
         if self._pane is not None:
             return self._pane
         if self.shape.slide_count is not None:
+            # Counted windows need no clock in processing time.
             if self.watermark is not None or not self.shape.event_time:
                 self._pane = self._by_count(self.shape.slide_count)
         elif self.watermark is not None:
@@ -255,6 +289,7 @@ class Windows:
         return self._pane
 
     def _by_session(self, sessions: Sessions, watermark: int) -> Pane | None:
+        """The next ended session; its entries become ``_session``."""
         closed = sessions.closed(watermark)
         if closed is None:
             return None
@@ -263,7 +298,7 @@ class Windows:
         return Pane(items, list(items), [], start_ms, end_ms, key)
 
     def done(self) -> None:
-        """Mark the pane as evaluated."""
+        """Mark the due pane as evaluated, and finish the entries that no later one needs."""
         pane = self._pane
         self._pane = None
         assert pane is not None
@@ -284,6 +319,7 @@ class Windows:
         return finished
 
     def _pass_end(self, end: int | None) -> None:
+        """Begin the next time window after this end: later tuples do not enter an earlier one."""
         self._last_end = end
         self._least = max(self._least, (end or 0) + 1)
 
@@ -295,6 +331,7 @@ class Windows:
         return True
 
     def _by_time(self, slide: int) -> Pane | None:
+        """The next time window that has ended by the watermark and holds a tuple, or ``None``."""
         mark = self.watermark
         assert mark is not None
         while self._release(mark):
@@ -320,6 +357,7 @@ class Windows:
         return None
 
     def _next_end(self, slide: int) -> int | None:
+        """End of the next window with a tuple; ``None`` if it needs a tuple that is not here."""
         at = self._start - self._base
         if self.shape.length_count is not None:
             # Time alone must not evaluate the same tuples twice: wait for a new one.
@@ -329,14 +367,17 @@ class Windows:
         stamp = self._log[at].stamp
         if self._last_end is not None:
             stamp = max(stamp, self._last_end + 1)
+        # The least multiple of the interval that is not before the stamp.
         return -(-stamp // slide) * slide
 
     def _count_until(self, stamp: int) -> int:
-        """Number of entries with stamps up to and including this one."""
+        """Number of entries of the log with stamps up to and including this one."""
         return bisect_right(self._log, stamp, key=_stamp)
 
     def _by_count(self, slide: int) -> Pane | None:
-        # In processing time all tuples have entered; in event time the watermark decides.
+        """The window after ``slide`` further entries, or ``None`` if there are fewer."""
+        # In processing time all tuples enter, by a stamp above any other; in event time the
+        # watermark decides.
         until = self.watermark if self.shape.event_time else (1 << 62)
         assert until is not None
         length_ms = self.shape.length_ms
@@ -353,9 +394,9 @@ class Windows:
         return self._make(first, last, self._log[-1].stamp)
 
     def _make(self, first: int, last: int, end: int) -> Pane | None:
-        """The window of entries ``first`` to ``last``.
+        """The window of the entries from number ``first`` to before ``last``, with its ``end``.
 
-        ``None`` if another task has evaluated it.
+        ``None`` if it is empty, or if another task has evaluated all of it.
         """
         log = self._log
         base = self._base
@@ -384,6 +425,7 @@ class Windows:
         )
 
     def _first_needed(self, pane: Pane) -> int:
+        """Number of the first entry that the windows after this one may contain."""
         shape = self.shape
         assert pane.end_ms is not None
         if shape.length_ms is not None:
@@ -401,6 +443,7 @@ class Windows:
         self._start = max(self._start, min(first, self._base + len(self._log)))
         old_first, old_last = self._previous
         if old_first == old_last:
+            # The previous window is empty: it keeps no entry.
             old_first = self._start
             self._previous = (old_first, old_first)
         keep = min(self._start, old_first)

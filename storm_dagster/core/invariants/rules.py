@@ -112,7 +112,8 @@ def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Problems:
 def one_live_owner(snapshot: ClusterSnapshot) -> Problems:
     """At most one live process runs a task."""
     for topology in snapshot.view.topologies.values():
-        # With different versions of the assignment one of the two is handing the task over.
+        # (task, version of the assignment) -> slot. With different versions one of two processes is
+        # handing the task over.
         owners: dict[tuple[int, int], Slot] = {}
         for slot, worker in sorted(topology.live_workers.items()):
             if worker.status != "running":
@@ -347,7 +348,10 @@ def one_version_per_worker(snapshot: ClusterSnapshot) -> Problems:
 
 
 def _upgraded_workers_with_other_code(topology: TopologyView, gray: GrayNodes) -> Problems:
-    # A worker that was not picked may run any former version: it gets the newest at its next start.
+    """Yield the upgraded workers whose process does not run the new code.
+
+    A worker that was not picked may run any former version: it gets the newest at its next start.
+    """
     if topology.assignment is None or not gray.code:
         return
     for worker in topology.assignment.workers:
@@ -384,7 +388,10 @@ def no_idle_writes(snapshot: ClusterSnapshot) -> Problems:
 
 
 def _base_was_rewritten(former: TopologyView, topology: TopologyView) -> bool:
-    """True if one write stored an equal base."""
+    """True if one write stored an equal base.
+
+    After several writes, the base may have changed and changed back.
+    """
     written_once = topology.base_at.version == former.base_at.version + 1
     return written_once and topology.base == former.base
 

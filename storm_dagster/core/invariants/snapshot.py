@@ -44,7 +44,9 @@ class ClusterSnapshot:
     """Snapshot of a cluster; a part that was not read is ``None``."""
 
     view: ClusterView
+    """Records of ZooKeeper, which are always read."""
     tokens: Mapping[str, TokenRecord] | None = None
+    """Client token of a submission -> its record."""
     blobs: Mapping[str, str] | None = None
     """Blob key -> SHA-256, of the stored blobs of topologies."""
     copies: Mapping[str, int] | None = None
@@ -56,7 +58,9 @@ class ClusterSnapshot:
     rebalance_requests: frozenset[str] = frozenset()
     """Ids of topologies with a stored rebalance request."""
     gray: Mapping[str, GrayNodes] | None = None
+    """Topology id -> nodes of its gray upgrade; a topology without any has no entry."""
     processes: tuple[WorkerPid, ...] | None = None
+    """Worker processes of the inspected machines."""
     former: "ClusterSnapshot | None" = None
     """Earlier snapshot by the same observer."""
 

@@ -34,6 +34,7 @@ _WORDS: Mapping[CauseKind, str] = {
     "unassigned": "tasks have no slot",
     "too_few_workers": "it has fewer workers than it asked for, and slots are free",
 }
+"""Kind of cause -> the cause in words."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,12 @@ class Cause:
     """Data version of the assignment that was judged; a newer one makes the cause void."""
     kind: CauseKind
     node: str
+    """Supervisor id of the judged worker; empty for a cause without a worker, as is ``host``."""
     host: str
     port: int
+    """Port of the judged worker; 0 for a cause without a worker."""
     tasks: tuple[int, ...]
+    """All tasks of the worker, or those without a slot; empty for too few workers."""
     avoid: tuple[str, ...] = ()
     """Supervisors that must not get new work now (silent ones)."""
     seen: str = ""
@@ -124,6 +128,9 @@ JSON has lists for the pairs.
 """
 
 _MAX_PAUSE_SECS = 60.0
+"""Longest back-off between two attempts for one cause."""
+_MAX_DOUBLINGS = 10
+"""2**10 s are longer than every back-off; a larger power could overflow."""
 SPREAD_PAUSE_SECS = 600.0
 """Seconds after a placement in which its tasks are not moved only to spread them better."""
 
@@ -154,13 +161,14 @@ def due_attempts(
             min_pause = 0.0
             max_pause = _MAX_PAUSE_SECS
         attempts, not_before = memory.get(cause.key, (0, first_at))
-        # A boot clock that lies further ahead than the longest pause is another machine's.
+        # A time that lies further ahead than the patience, or than the longest back-off, is of
+        # another machine's boot clock.
         if not attempts:
             not_before = min(not_before, first_at)
         elif not_before > boot_now + max_pause:
             not_before = boot_now
         if boot_now >= not_before and f"{cause.key}:{attempts}" not in running:
-            back_off = 2.0 ** min(attempts, 10)
+            back_off = 2.0 ** min(attempts, _MAX_DOUBLINGS)
             not_before = boot_now + min(max(back_off, min_pause), max_pause)
             attempts += 1
             due.append(Attempt(cause, attempts))
@@ -223,6 +231,7 @@ class LivenessMemory(msgspec.Struct, frozen=True):
     After an outage it is the moment by which all live processes have reconnected.
     """
     topologies: Mapping[str, TopologyMemory] = msgspec.field(default_factory=dict)
+    """Topology id -> its memory, of the topologies whose dead tasks are reassigned."""
     supervisors: Mapping[str, FirstSeen] = msgspec.field(default_factory=dict)
     """Supervisor id -> its counter."""
     frozen_since: float | None = None

@@ -39,12 +39,16 @@ With fewer, the fault is more likely that of a host.
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """Limits, in seconds of silence."""
+    """Limits, in seconds of silence if not stated otherwise."""
 
     task_secs: float = 30
+    """Of a topology master, of a worker that ran, and of a host."""
     launch_secs: float = 120
+    """Of a worker that starts or restarts; also the longest pause after a mass loss."""
     supervisor_secs: float = 30
+    """Of a registered supervisor, until it gets no new work."""
     mass_loss_percent: float = 30
+    """Share of lost workers, in percent, above which healing pauses."""
     window_secs: float = 0
     """Maximum time between losses of one fault.
 
@@ -59,6 +63,7 @@ class LivenessLimits:
             launch_secs=conf.get("nimbus.task.launch.secs", 120),
             supervisor_secs=conf.get("nimbus.supervisor.timeout.secs", 30),
             mass_loss_percent=conf.get("nimbus.mass.loss.percent", 30),
+            # Twice the session timeout, which is in milliseconds.
             window_secs=conf.get("storm.zookeeper.session.timeout", 4000) / 500,
         )
 
@@ -97,16 +102,13 @@ def observe(
     boot_now: float,
     restart_limits: bool = False,
 ) -> LivenessResult:
-    """Check the cluster.
+    """Check the cluster; return the causes and the memory for the next check.
 
-    ``restart_limits``: all limits begin now, for an observer that was cut off from ZooKeeper.
+    ``memory`` is that of the last check. ``boot_id`` and ``boot_now`` are the boot and its clock on
+    the observer's machine. ``restart_limits``: all limits begin now, for an observer that was cut
+    off from ZooKeeper.
     """
-    cold = _cluster_restarted(view, memory)
-    is_invalid = memory.boot_id != boot_id or memory.since > boot_now + limits.window_secs
-    if cold or restart_limits or is_invalid:
-        # Sessions that an outage ended, end a little after the observer's own reconnection.
-        late = limits.window_secs if restart_limits and memory.boot_id == boot_id else 0
-        memory = LivenessMemory(boot_id=boot_id, since=boot_now + late, cold=cold)
+    memory = _starting_memory(view, memory, limits, boot_id, boot_now, restart_limits)
     supervisors: dict[str, FirstSeen] = {}
     silent: set[str] = set()
     for supervisor_id, info in view.supervisors.items():
@@ -120,22 +122,9 @@ def observe(
     for topology, assignment, assignment_at in _healed(view):
         topology_check = _TopologyCheck(check, topology, assignment, assignment_at)
         topologies[topology.id] = topology_check.run()
+    # After the checks of all topologies, which add their causes and deadlines to ``check``.
     lost = _lost_workers(check)
-    nodes = {Slot.parse(key).node for key in lost}
-    total = sum(len(assignment.workers) for _, assignment, _ in _healed(view))
-    share = 100 * len(lost) / total if total else 0.0
-    frozen_since: float | None = None
-    if share > limits.mass_loss_percent and len(nodes) >= _MASS_LOSS_SUPERVISORS:
-        frozen_since = boot_now if memory.frozen_since is None else memory.frozen_since
-    frozen: str | None = None
-    # The pause is bounded: a host that is still missing after a launch window does not come back,
-    # and its tasks must not stay dead permanently.
-    if frozen_since is not None and boot_now - frozen_since <= limits.launch_secs:
-        check.deadlines.append(frozen_since + limits.launch_secs)
-        frozen = (
-            f"{len(lost)} of {total} workers on {len(nodes)} supervisors vanished at once: "
-            f"no task is reassigned for {limits.launch_secs:g} s; check the network and ZooKeeper"
-        )
+    frozen_since, frozen = _mass_loss(check, lost)
     return LivenessResult(
         causes=() if frozen else tuple(check.causes),
         memory=LivenessMemory(
@@ -153,6 +142,57 @@ def observe(
         restarting=tuple(check.restarting),
         waiting=tuple(check.waiting),
         next_check=min(check.deadlines, default=None),
+    )
+
+
+def _starting_memory(
+    view: ClusterView,
+    memory: LivenessMemory,
+    limits: LivenessLimits,
+    boot_id: str,
+    boot_now: float,
+    restart_limits: bool,
+) -> LivenessMemory:
+    """The memory that a check starts from: that of the last check, or an empty one.
+
+    It is empty, so that all limits begin, after a restart of the cluster, with ``restart_limits``,
+    and if the last check had another boot's clock.
+    """
+    cold = _cluster_restarted(view, memory)
+    # No check stores a ``since`` that is further ahead than one window.
+    is_invalid = memory.boot_id != boot_id or memory.since > boot_now + limits.window_secs
+    if not (cold or restart_limits or is_invalid):
+        return memory
+    # An outage that cut off this observer also ends other sessions, up to one window after the
+    # observer's reconnection. These workers must count as missing since the first check, not as
+    # lost later. A new observer, or one after a reboot, was not cut off.
+    late = limits.window_secs if restart_limits and memory.boot_id == boot_id else 0
+    return LivenessMemory(boot_id=boot_id, since=boot_now + late, cold=cold)
+
+
+def _mass_loss(check: "_Check", lost: Mapping[str, float]) -> tuple[float | None, str | None]:
+    """Boot clock at which a mass loss was first seen, and the reason why healing pauses.
+
+    ``None`` without a mass loss. The reason is also ``None`` after the pause, but the time is kept
+    while the loss lasts: one loss pauses healing once. Adds the end of the pause to the deadlines.
+    """
+    limits = check.limits
+    nodes = {Slot.parse(key).node for key in lost}
+    total = sum(len(assignment.workers) for _, assignment, _ in _healed(check.view))
+    share = 100 * len(lost) / total if total else 0.0
+    if share <= limits.mass_loss_percent or len(nodes) < _MASS_LOSS_SUPERVISORS:
+        return None, None
+    frozen_since = check.memory.frozen_since
+    if frozen_since is None:
+        frozen_since = check.now
+    # The pause is bounded: a host that is still missing after a launch window does not come back,
+    # and its tasks must not stay dead permanently.
+    if check.now - frozen_since > limits.launch_secs:
+        return frozen_since, None
+    check.deadlines.append(frozen_since + limits.launch_secs)
+    return frozen_since, (
+        f"{len(lost)} of {total} workers on {len(nodes)} supervisors vanished at once: "
+        f"no task is reassigned for {limits.launch_secs:g} s; check the network and ZooKeeper"
     )
 
 
@@ -204,7 +244,8 @@ def _lost_workers(check: "_Check") -> dict[str, float]:
     """``"node:port"`` -> boot clock at which its worker last counted as lost.
 
     Workers that were moved already count, too: a fault comes in parts, and a pause lasts until its
-    hosts are back.
+    hosts are back. Those of this check are read from ``check.causes``, so all topologies must have
+    been checked.
     """
     live: set[str] = set()
     for topology, _, _ in _healed(check.view):
@@ -250,7 +291,10 @@ class _Check:
     last_signs: Mapping[str, float]
     """Result of :func:`_last_signs`."""
     causes: list[Cause] = field(default_factory=list)
+    """Causes of the topologies that were checked so far."""
     deadlines: list[float] = field(default_factory=list)
+    """Boot clocks at which the limits that are running pass."""
+    # These two as in :class:`LivenessResult`.
     restarting: list[tuple[str, str, int]] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
 
@@ -270,11 +314,15 @@ class _Check:
         return info is not None and worker.port in info.restarting
 
     def limit(self, worker: WorkerSlot, missing: MissingSlot) -> tuple[CauseKind, float]:
-        """Kind of the cause if the worker stays missing, and the seconds until it is one."""
+        """Kind of the cause if the worker stays missing, and the seconds until it is one.
+
+        0 means that it is one at once.
+        """
         if worker.node not in self.view.supervisors:
             # Without supervisor and worker the host is lost, unless this is the first check.
             if missing.since > self.memory.since:
                 return "lost_host", 0
+            # After a start of the whole cluster, a host that was not seen yet may still be booting.
             if self.memory.cold and worker.node not in self.last_signs:
                 return "lost_host", self.limits.launch_secs
             return "lost_host", self.limits.task_secs
@@ -299,8 +347,9 @@ class _TopologyCheck:
         self._assignment = assignment
         self._assignment_at = assignment_at
         self._last = check.memory.topologies.get(topology.id)
-        """Memory of the last check."""
+        """Memory of the last check; ``None`` if that did not check the topology."""
         self._judged: set[Slot] = set()
+        """Slots of workers that are missing or starting for too long: they have a cause."""
 
     def run(self) -> TopologyMemory:
         """Add causes and deadlines to the check; return the memory for the next one."""
@@ -313,13 +362,15 @@ class _TopologyCheck:
         same_generation = last is not None and last.assignment.value == generation
         missing = self._missing(same_generation)
         memory = TopologyMemory(placed, beats, missing, self._never_ran())
+        # After both, which fill ``_judged``. The dead tasks in the record of a topology master that
+        # is silent are out of date.
         if not self._master_silent(memory):
             self._dead_tasks()
         self._unassigned()
         return replace(memory, room=self._room(memory))
 
     def _missing(self, same_generation: bool) -> dict[str, MissingSlot]:
-        """Check workers that are absent.
+        """Check the workers without a process; return them by ``"node:port"``.
 
         ``same_generation``: the last check was of this generation of the assignment.
         """
@@ -343,12 +394,16 @@ class _TopologyCheck:
                 self._check.restarting.append((self._topology.id, worker.node, worker.port))
             if self._is_over(slot.since, limit, worker, "is missing"):
                 self._judged.add(worker.slot)
+                # The silence of a lost host began when its supervisor was last seen.
                 since = self._check.last_signs.get(worker.node, slot.since)
                 self._add(kind, worker, worker.ids, since=since)
         return missing
 
     def _never_ran(self) -> dict[str, StartingWorker]:
-        """Check workers that have not reported all their tasks within the launch window."""
+        """Check the workers that do not run all their tasks yet; return them by ``"node:port"``.
+
+        One that takes longer than the launch window is a cause.
+        """
         starting: dict[str, StartingWorker] = {}
         for worker in self._assignment.workers:
             live = self._topology.live_workers.get(worker.slot)
@@ -367,9 +422,10 @@ class _TopologyCheck:
         return starting
 
     def _master_silent(self, memory: TopologyMemory) -> bool:
-        """True if the worker of the topology master is dead or its record is silent.
+        """True if the worker of the topology master has a cause, or gets one now.
 
-        A worker that lives is replaced if the topology master's record does not change.
+        A worker that lives is replaced if the topology master's record does not change for too
+        long. ``False`` while its limit is running, and if the master's task has no worker.
         """
         master_worker = self._master_worker()
         if master_worker is None:
@@ -421,7 +477,7 @@ class _TopologyCheck:
             self._add("unassigned", None, without)
 
     def _room(self, memory: TopologyMemory) -> FirstSeen | UnsetType:
-        """Check for too few workers.
+        """Check for too few workers; return ``TopologyMemory.room``.
 
         Tasks are spread once slots were free for longer than a host may come and go. They are not
         spread soon after another placement, so that hosts that come and go do not move the tasks
@@ -437,6 +493,7 @@ class _TopologyCheck:
             return UNSET
         room = _first_seen(workers, self._last.room if self._last else None, self._now)
         ready_at = room.since + self._check.limits.window_secs
+        # Version 0 is the first placement: no task has been moved.
         if memory.assignment.value:
             ready_at = max(ready_at, memory.assignment.since + SPREAD_PAUSE_SECS)
         if self._now < ready_at:
@@ -448,7 +505,10 @@ class _TopologyCheck:
     def _is_over(
         self, since: float, limit: float, worker: WorkerSlot, problem: str | None = None
     ) -> bool:
-        """True if the limit has passed; else its deadline and the problem are recorded."""
+        """True if the limit has passed, which a limit of 0 always has.
+
+        Else its deadline is recorded, and with ``problem`` a sentence about the worker.
+        """
         if limit == 0 or self._now - since > limit:
             return True
         self._check.deadlines.append(since + limit)
@@ -468,6 +528,11 @@ class _TopologyCheck:
         seen: str = "",
         since: float | None = None,
     ) -> None:
+        """Add a cause to the check.
+
+        ``worker`` is ``None`` for tasks without a slot and for too few workers. ``seen`` is the
+        cause's field, ``since`` the boot clock at which the silence began.
+        """
         self._check.causes.append(
             Cause(
                 topology_id=self._topology.id,

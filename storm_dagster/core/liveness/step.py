@@ -30,6 +30,7 @@ class HealingSettings:
 
     limits: LivenessLimits
     boot_id: str
+    """Boot id of the healer's machine."""
     longest_gap_secs: float = float("inf")
     """Longest pause between two steps after which limits continue to run.
 
@@ -44,6 +45,7 @@ class HealingState(msgspec.Struct, frozen=True):
 
     liveness: LivenessMemory = msgspec.field(default_factory=LivenessMemory)
     attempts: AttemptMemory = msgspec.field(default_factory=dict)
+    """Attempts for the causes of the last step; empty without a cause, and during a pause."""
     polled_at: float | UnsetType = UNSET
     """Boot clock of the last step; unset without one, or if all limits restart."""
     alarm: str | None = None
@@ -60,6 +62,7 @@ class HealingStepResult(Generic[S]):
     attempts: list[Attempt]
     """Attempts to make now; none while the guard pauses healing."""
     memory: S
+    """Memory for the next step."""
     observation: LivenessResult
     next_check: float | None
     """Boot clock at which the next limit or back-off ends; ``None`` if none is running."""
@@ -93,6 +96,7 @@ def healing_step(
     attempts = memory.attempts
     if view.supervisors.keys() - memory.liveness.supervisors.keys():
         attempts = _retry_now(attempts, now)
+    # While the guard pauses healing there are no causes: their attempts are forgotten.
     due, attempts = due_attempts(
         observation.causes,
         attempts,
@@ -100,9 +104,9 @@ def healing_step(
         running=_unfinished_runs(observation.causes, attempts, busy),
         patience_secs=settings.patience_secs,
     )
-    ends = [not_before for _, not_before in attempts.values() if not_before > now]
+    wake_times = [not_before for _, not_before in attempts.values() if not_before > now]
     if observation.next_check is not None:
-        ends.append(observation.next_check)
+        wake_times.append(observation.next_check)
     return HealingStepResult(
         attempts=due,
         memory=replace(
@@ -113,7 +117,7 @@ def healing_step(
             alarm=observation.frozen,
         ),
         observation=observation,
-        next_check=min(ends, default=None),
+        next_check=min(wake_times, default=None),
     )
 
 

@@ -10,6 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 from storm_dagster.core.pictures.svg import FONT, clean
 from storm_dagster.model.amounts import compact, percent
 
+# In pixels: the picture, and the margins around the area of the lines.
 _WIDTH = 460
 _HEIGHT = 170
 _LEFT = 46
@@ -22,6 +23,7 @@ _COLORS = ("#1f6fb8", "#9a5b00", "#b3261e", "#2e7d4f")
 _DASHES = ("", ' stroke-dasharray="7 3"', ' stroke-dasharray="2 3"', ' stroke-dasharray="9 3 2 3"')
 """Lines differ without their colors, too."""
 _LEVELS = "0123456789abcdef"
+"""Characters of a trend that are a level; any other is a gap."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,15 @@ class _Chart:
             times.update(time for time, _ in line.points)
             values += [value for _, value in line.points if value is not None]
         self._times = sorted(times)
+        """Times of all points, of unknown values too."""
         self._top = nice_top(max(values))
+        """Value at the upper end of the chart."""
         self._since = since
         self._until = until
         self._span = max(1.0, until - since)
+        """Seconds from the left to the right end."""
         self._max_distance = 2.5 * interval
+        """Seconds above which two points are not joined."""
 
     def _x(self, time: float) -> float:
         return _LEFT + (time - self._since) / self._span * (_WIDTH - _LEFT - _RIGHT)
@@ -123,6 +129,7 @@ def trend_picture(trend: str) -> str:
 
     Its colors come from the page. The picture is empty if no character is a level.
     """
+    # Three pixels for each level, in a picture of 90 x 18 pixels.
     points: list[tuple[float, float | None]] = []
     for index, level in enumerate(trend[:30]):
         y = 16.0 - int(level, 16) if level in _LEVELS else None
@@ -159,6 +166,7 @@ def nice_top(highest: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest))
     for step in (1, 2, 2.5, 5, 10):
+        # A value that is above a step only by a rounding error does not need the next one.
         if step * power >= highest * 0.9999:
             return step * power
     return 20 * power

@@ -16,11 +16,16 @@ from storm_dagster.core.pictures.svg import FONT, clean, short
 from storm_dagster.model.amounts import compact, percent
 
 WIDTH = 184
+"""Width of a box, in pixels."""
 HEIGHT = 84
+"""Height of a box, in pixels."""
 _GAP = (84, 26)
+"""Least distance of two boxes, across and down."""
 _MARGIN = 16
+"""Room around the graph."""
 
 State = Literal["spout", "calm", "busy", "slow"]
+"""Kind or load of a component, which its color shows."""
 _FILLS: Mapping[State, tuple[str, str]] = {
     "spout": ("#f3effc", "#6d5bb5"),
     "calm": ("#eaf3fd", "#1f6fb8"),
@@ -49,6 +54,7 @@ class DrawnComponent:
     """Capacity of its busiest task, as a bar with its number."""
     errors: int = 0
     link: str = ""
+    """URL of its page; empty without a link."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ def graph_picture(
 
 
 def _line(edge: DrawnEdge, points: Sequence[Point]) -> str:
+    """The line of an edge through its points, with its rate as the tooltip."""
+    # 1.5 pixels without tuples, at most 9.5.
     width = 1.5 + min(8.0, 2.2 * math.log10(1 + edge.rate))
     text = f"{edge.source} to {edge.target}: {compact(edge.rate)} tuples/s"
     if edge.waits:
@@ -122,6 +130,7 @@ def _path(points: Sequence[Point]) -> str:
 
 
 def _rate(edge: DrawnEdge, points: Sequence[Point]) -> str:
+    """The label of an edge."""
     # In the last gap, where lines of one receiver are still apart.
     x, y = points[-2]
     end_x, end_y = points[-1]
@@ -135,6 +144,7 @@ def _rate(edge: DrawnEdge, points: Sequence[Point]) -> str:
 
 
 def _box(component: DrawnComponent, place: Point) -> str:
+    """The box of a component with its upper left corner at ``place``."""
     x, y = place
     right = x + WIDTH - 12
     fill, outline = _FILLS[component.state]

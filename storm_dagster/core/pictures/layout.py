@@ -16,9 +16,12 @@ from statistics import fmean
 from storm_dagster.model.multimap import multimap
 
 _SWEEPS = 6
+"""Sweeps over the layers to sort them, and half of those to move their spots."""
 
 Edge = tuple[str, str]
+"""(source, target), names of nodes."""
 Point = tuple[float, float]
+"""(x, y); y grows downwards."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def lay_out(
         if (source, target) in chains:
             lines[source, target] = _points(chains[source, target], left, middles, width)
         else:
+            # An edge that closes a cycle was laid out in the other direction.
             points = _points(chains[target, source], left, middles, width)
             points.reverse()
             lines[source, target] = points
@@ -99,7 +103,10 @@ def lay_out(
 def _chains_and_layers(
     names: Sequence[str], edges: Sequence[Edge]
 ) -> tuple[dict[Edge, list[str]], list[list[str]]]:
-    """Return (spots of each forward edge, spots of each layer)."""
+    """Return (spots of each forward edge, spots of each layer).
+
+    A forward edge leads to a later layer: an edge that closes a cycle is reversed.
+    """
     forward = _without_cycles(names, edges)
     layer_of = _layers(names, forward)
     layers: list[list[str]] = [[] for _ in range(max(layer_of.values(), default=0) + 1)]
@@ -174,7 +181,7 @@ def _layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
 def _order(
     layers: list[list[str]], before: Mapping[str, list[str]], after: Mapping[str, list[str]]
 ) -> None:
-    """Sort each layer by the mean index of its neighbors, so that few lines cross.
+    """Sort each of ``layers`` in place by the mean index of its neighbors: few lines cross then.
 
     Sweeps go forth, by the layer before, and back, by the layer after.
     """
@@ -188,6 +195,7 @@ def _order(
 
 
 def _sort_layer(layers: list[list[str]], index: int, neighbors: Mapping[str, list[str]]) -> None:
+    """Sort one layer in place; a spot without neighbors counts with its own index."""
     index_of: dict[str, int] = {}
     for layer in layers:
         index_of.update(zip(layer, range(len(layer)), strict=True))
@@ -230,8 +238,10 @@ class _Group:
     """Neighbors of a layer that are moved together."""
 
     spots: list[str]
+    """From top to bottom."""
     top: float
     height: float
+    """Height of all spots and of the gaps between them."""
 
 
 def _spread(

@@ -29,15 +29,23 @@ MAX_SLOTS = 160
 MAX_SQUARES = 600
 """Tasks of which each has a square; more of them are bars."""
 
+# In pixels.
 _MARGIN = 12
+"""Room around and between frames."""
 _COLUMN = 362
+"""Width of a frame."""
 _HEADER = 28
+"""Height of the title of the picture, and of that of a frame."""
 _PORT = 54
+"""Width of the port before a row."""
 _ROW = 30
+"""Height of a slot, with the room to the next one."""
 _CELL = 22
+"""Side of the square of a task."""
 _PITCH = 25
 """From one square to the next, in both directions."""
 _DASHED = ' stroke-dasharray="4 3"'
+"""Attribute of a dashed frame."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,7 @@ class _Colors:
 
     def __init__(self, supervisors: Sequence[DrawnSupervisor], by_component: bool) -> None:
         self._tasks = Counter[str]()
+        """Component -> number of its tasks in the picture."""
         topologies: set[str] = set()
         for supervisor in supervisors:
             for slot in supervisor.slots:
@@ -173,6 +182,7 @@ class _Colors:
         self.by_component = by_component
         names = sorted(self._tasks, key=_system_last) if by_component else sorted(topologies)
         self._colors = {name: color(index) for index, name in enumerate(names)}
+        """Component or topology -> its color."""
         self.squares = by_component and self._tasks.total() <= MAX_SQUARES
         """True if each task is drawn as a separate square."""
 
@@ -188,6 +198,7 @@ class _Colors:
 
 
 def _system_last(component: str) -> tuple[bool, str]:
+    """Sort key of components: those of users by name, then those of the system."""
     return component.startswith("__"), component
 
 
@@ -220,6 +231,7 @@ def _squares_per_line() -> int:
 def _frame(
     supervisor: DrawnSupervisor, left: int, top: int, height: int, colors: _Colors
 ) -> Iterable[str]:
+    """The frame of a supervisor with its title and its slots."""
     outline = GONE if supervisor.gone else "#c3c9d1"
     yield box(left, top, _COLUMN, height, "#f5f6f8", outline)
     text = f"{short(supervisor.id)} on {short(supervisor.host)}"
@@ -234,6 +246,7 @@ def _frame(
 
 
 def _slot(slot: DrawnSlot, left: int, top: int, colors: _Colors) -> Iterable[str]:
+    """A slot without its port: free, with squares, or with bars."""
     width = _COLUMN - 16 - _PORT
     height = _row_height(slot, colors) - 6
     if not slot.topology:
@@ -248,6 +261,7 @@ def _slot(slot: DrawnSlot, left: int, top: int, colors: _Colors) -> Iterable[str
 
 
 def _squares(slot: DrawnSlot, left: int, top: int, colors: _Colors) -> Iterable[str]:
+    """One square for each task of a slot, in lines."""
     for index, (task, component) in enumerate(slot.components.items()):
         line, column = divmod(index, _squares_per_line())
         x = left + 8 + column * _PITCH
@@ -263,6 +277,7 @@ def _squares(slot: DrawnSlot, left: int, top: int, colors: _Colors) -> Iterable[
 
 
 def _bars(slot: DrawnSlot, left: int, top: int, width: int, colors: _Colors) -> Iterable[str]:
+    """One bar for each component of a slot, as wide as its share of the tasks."""
     counts = Counter(slot.components.values())
     if not counts:
         yield box(left, top, width, _ROW - 6, "#ffffff", "#9aa4b2")
@@ -284,6 +299,7 @@ def _bars(slot: DrawnSlot, left: int, top: int, width: int, colors: _Colors) -> 
 def _bar_text(component: str, count: int, width: float) -> str:
     """Text that fits into a bar of that width; empty if none does."""
     text = f"{component} x{count}" if count > 1 else component
+    # A letter of this size is about 6.2 pixels wide.
     letters = int((width - 8) / 6.2)
     if len(text) <= letters:
         return text

@@ -10,6 +10,8 @@ from xml.sax.saxutils import escape, quoteattr
 
 GONE = "#dc2626"
 """Outline of a supervisor that no longer lives."""
+_MAX_LEGEND = 60
+"""Number of entries of a legend; further ones are left out."""
 FONT = "ui-sans-serif, system-ui, Helvetica, Arial, sans-serif"
 
 
@@ -54,6 +56,7 @@ def clean(text: str) -> str:
 def label(x: float, y: float, text: str, size: int, color: str, *, bold: bool = False) -> str:
     """Text with its baseline at (x, y), escaped."""
     weight = ' font-weight="600"' if bold else ""
+    # The classes let a page choose other colors; white text on a color keeps its own.
     if color == "#ffffff":
         name = ""
     elif bold:
@@ -97,7 +100,8 @@ def legend(colors: Mapping[str, str], y: float, width: float, margin: int) -> tu
     """
     parts: list[str] = []
     x = float(margin)
-    for words, fill in list(colors.items())[:60]:
+    for words, fill in list(colors.items())[:_MAX_LEGEND]:
+        # A square, and about 7 pixels for each letter.
         span = 26 + 7 * len(words)
         if x + span > width - margin and x > margin:
             x = float(margin)

@@ -60,6 +60,7 @@ class Balanced(Strategy):
             raise allocation.short(count, with_remedy=True)
         blocked: dict[int, set[str]] = {need.component: set(need.blocked) for need in request.needs}
         old_slots = {worker.slot for worker in request.reusable}
+        # Counted now: a slot that a requested worker takes is no longer usable.
         usable_old = sum(map(allocation.may_use, old_slots))
         unplaced: list[int] = []
         for number, requested_slot in enumerate(requested):
@@ -72,6 +73,7 @@ class Balanced(Strategy):
             _block(blocked, requested_slot, slot)
         own_master: Slot | None = None
         if about.keeps:
+            # The old slots that stay beside the requested workers must find room in the count.
             requested_old = sum(allocated.slot in old_slots for allocated in allocation.slots)
             keepable = min(usable_old, count) - requested_old
             if requested and len(requested) + keepable > count:
@@ -80,6 +82,7 @@ class Balanced(Strategy):
                 )
             places = count - len(requested) - int(master_alone)
             own_master = _reuse(allocation, places, master_alone)
+        # Before the topology master's slot, which holds no component that must be apart.
         used = [allocated.node for allocated in allocation.slots]
         if own_master is not None:
             allocation.take(own_master, Reason.SLOT_REUSED, "master")
@@ -120,6 +123,7 @@ class Balanced(Strategy):
                 reason = Reason.OLD if request.slot.old else Reason.USER
                 for position in request.holds:
                     worker.put(position, component[position], reason)
+        # Only requested executors are in the workers yet: those that stay count as unassigned.
         sizes = [len(worker.positions) for worker in open_workers]
         share, remainder = fair_share(sizes, len(unassigned))
         apart = _apart(assignment, open_workers)
@@ -172,7 +176,11 @@ def _require_apart(allocation: SlotAllocation, blocked: Mapping[int, set[str]]) 
 
 
 def _slot_for(requested: RequestedSlot, allocation: SlotAllocation) -> Slot | None:
-    """The requested port if it is free on the requested host, else another one."""
+    """The requested port if it is free on the requested host, else another one there.
+
+    Without a requested port the ``hint`` comes first. ``None`` if the host has no usable slot, or
+    if no host is requested.
+    """
     # The supervisor itself comes before others of its host.
     candidates = {requested.node, *allocation.ports.nodes_of([requested.host])}
     usable = (node for node in candidates if node and allocation.ports_of(node))
@@ -189,10 +197,11 @@ def _slot_for(requested: RequestedSlot, allocation: SlotAllocation) -> Slot | No
 
 
 def _reuse(allocation: SlotAllocation, places: int, master_alone: bool) -> Slot | None:
-    """Take the old slots that save most moves.
+    """Take at most ``places`` old slots, those that save most moves.
 
-    Returns the slot where the topology master stays alone. The master stays there if no other
-    executor stays in that worker, which is the case when its stay saves a move.
+    Returns the slot where the topology master stays alone, which is not taken yet; ``None`` if it
+    moves. It stays if no other executor stays in that worker, which is the case when its stay saves
+    a move.
     """
     request = allocation.request
     sizes = [requested.size for requested in request.requested] + [0] * places
@@ -206,28 +215,30 @@ def _reuse(allocation: SlotAllocation, places: int, master_alone: bool) -> Slot 
     if by_ports:
         count = places + int(master_alone)
         candidates = balanced_savings(savings, _by_free_ports(free), count)
-    saved, plain, fuller = choose_reused(candidates, places, remainder)
+    saved, at_share, fuller = choose_reused(candidates, places, remainder)
     master_stays = False
     if home is not None:
+        # The same choice beside the master's old slot. It is better if it saves more moves, its own
+        # one of the master included. The master also stays if the first choice leaves its slot.
         free[home.node] -= 1
         candidates = [saving for saving in savings if saving.worker is not home]
         if by_ports:
             candidates = balanced_savings(candidates, _by_free_ports(free), places)
-        saved_beside, plain_beside, fuller_beside = choose_reused(candidates, places, remainder)
+        saved_beside, at_share_beside, fuller_beside = choose_reused(candidates, places, remainder)
         workers_beside = [saving.worker for saving in candidates]
-        master_stays = all(worker in workers_beside for worker in (*plain, *fuller))
+        master_stays = all(worker in workers_beside for worker in (*at_share, *fuller))
         if saved_beside + 1 > saved + master_stays:
-            plain = plain_beside
+            at_share = at_share_beside
             fuller = fuller_beside
             master_stays = True
-    for worker in sorted([*plain, *fuller], key=lambda worker: (-worker.size, worker.slot)):
+    for worker in sorted([*at_share, *fuller], key=lambda worker: (-worker.size, worker.slot)):
         role = "fuller" if worker in fuller else "reuse"
         allocation.take(worker.slot, Reason.SLOT_REUSED, role, worker.worker)
     return home.slot if home is not None and master_stays else None
 
 
 def _master_home(allocation: SlotAllocation) -> ReusableSlot | None:
-    """The reusable slot that holds the topology master."""
+    """The usable old slot that holds the topology master; ``None`` without one."""
     for worker in allocation.request.reusable:
         if worker.master and allocation.may_use(worker.slot):
             return worker
@@ -263,8 +274,9 @@ def _spread(
     chosen = set(used)
     needs = [(need.units, blocked[need.component]) for need in allocation.request.needs]
     for remaining in range(count, 0, -1):
-        node, reason, rival = ports.best(allocation.within)
+        node, reason, comparison = ports.best(allocation.within)
         useful = max(1, remaining - 1 if master_alone else remaining)
+        # Supervisors that hold a component which needs another one with every slot that is left.
         tight = [nodes for units, nodes in needs if units - len(chosen - nodes) >= useful]
         if tight:
             closed = chosen.union(*tight)
@@ -276,13 +288,16 @@ def _spread(
             if helpful and node not in helpful:
                 node = min(helpful, key=ports.load)
                 reason = Reason.SLOT_DIFFER
-                rival = ""
-        allocation.take(Slot(node, ports.free[node][0]), reason, text=rival)
+                comparison = ""
+        allocation.take(Slot(node, ports.free[node][0]), reason, text=comparison)
         chosen.add(node)
 
 
 def _choose_master(slots: list[AllocatedSlot]) -> None:
-    """Give the master an empty slot on the supervisor with most of these slots."""
+    """Give the master an empty slot on the supervisor with most of these slots.
+
+    Sets the ``role`` of that slot. The others so stay on as many supervisors as possible.
+    """
     slots_on = Counter(slot.node for slot in slots)
     empty = [slot for slot in slots if slot.role == "empty"]
     master_slot = max(empty, key=lambda slot: slots_on[slot.node])

@@ -43,6 +43,7 @@ class Even(Strategy):
         unsupported = _unsupported_requests(about)
         if unsupported and about.event == "new":
             raise PlacementRefused(refusal("even", about.name, keys=", no ".join(unsupported)))
+        # Live workers that may be released, and the number of executors in those that must stay.
         alive: list[ReusableSlot] = []
         fixed = sum(request.fixed)
         if about.event == "monitor":
@@ -53,10 +54,12 @@ class Even(Strategy):
                 else:
                     fixed += worker.size
         movable = request.total - fixed
+        # ``staying`` counts the live workers, too, but these may be released.
         workers = min(about.workers, request.total) - request.staying + len(alive)
         usable = len(alive) + max(0, allocation.free - allocation.reserve)
         total = min(max(1, workers), movable, usable)
         if about.event == "monitor" and not request.missing and total <= len(alive):
+            # No executor is lost and no slot is free for one more worker: all stay.
             return
         allocation.require_supervisor()
         if total < 1:
@@ -92,6 +95,7 @@ class Even(Strategy):
             staying.update(positions)
         ranked = sorted(range(len(slots)), key=lambda index: -len(filled[index]))
         share_of = dict(zip(ranked, shares, strict=True))
+        # Index of the slot whose turn it is; slots that are full are skipped.
         turn = 0
         for position in waiting:
             if position in staying:
@@ -144,14 +148,20 @@ def _keep_fitting(allocation: SlotAllocation, alive: list[ReusableSlot], shares:
 
 
 def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
+    """Take the old slots that save most moves, of those that interleaving would take.
+
+    ``shares`` are the sizes of all slots, descending.
+    """
+    # ((turn on the host, minus the host's slots), supervisor) of each slot: the order in which
+    # ``_interleave`` takes them.
     turns: list[tuple[tuple[int, int], str]] = []
     for slots in _slots_of_hosts(allocation):
         for turn, slot in enumerate(slots):
             turns.append(((turn, -len(slots)), slot.node))
     savings = balanced_savings(allocation.savings(shares[-1]), turns, len(shares))
     remainder = sum(share > shares[-1] for share in shares)
-    _, plain, fuller = choose_reused(savings, len(shares), remainder)
-    for worker in sorted([*plain, *fuller], key=lambda worker: worker.worker):
+    _, at_share, fuller = choose_reused(savings, len(shares), remainder)
+    for worker in sorted([*at_share, *fuller], key=lambda worker: worker.worker):
         role = "fuller" if worker in fuller else "reuse"
         allocation.take(worker.slot, Reason.SLOT_REUSED, role, worker.worker)
 

@@ -15,6 +15,7 @@ from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import REASONS, Reason
 
 _MAX_ALTERNATIVES = 10
+"""Number of alternatives that are shown."""
 _COMPARED = (
     "tasks of its component in the worker",
     "tasks of its component on the supervisor",
@@ -24,6 +25,7 @@ _COMPARED = (
     "tasks on the supervisor that it exchanges tuples with",
     "place among equals",
 )
+"""Numbers in a :data:`Key`, in its order."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Choice:
     """Choice of the worker of a task."""
 
     worker: str
+    """``node:port`` of the chosen worker."""
     candidates: int
     """Workers that could take it, the chosen one among them."""
     alternatives: tuple[Alternative, ...]
@@ -77,9 +80,12 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
     apart = _apart(event, placement, position_of, workers)
 
     def rank(position: int) -> tuple[bool, bool, int]:
+        """Order in which :meth:`WorkerSelector.place` places executors."""
         kind = component[position]
         return (kind not in apart, kind not in apart and kind in about.system, position)
 
+    # As in the placement: executors that stay are unassigned when the share is computed, and a
+    # worker that they fill above the share uses up one of the remainder.
     requested_sizes = [
         len(worker.reasons) - worker.reasons.count(Reason.STAYS) for worker in workers
     ]
@@ -96,6 +102,7 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
     else:
         keys = sorted(selector.open_keys(kind))
     if not keys or keys[0][-1] != chosen.get(task_position):
+        # The repetition chooses another worker: the placement is of another state.
         return None
     best = keys[0]
     alternatives = [_alternative(slots, best, key) for key in keys[1 : _MAX_ALTERNATIVES + 1]]
@@ -131,9 +138,10 @@ def _start(
 ) -> tuple[list[str], list[FilledWorker], int, dict[int, int]]:
     """Return (slots, workers, unassigned executors, chosen workers).
 
-    Slots and workers are those before the first choice. Executors that no requested worker holds
-    are unassigned. The last value maps an executor to the index of the worker that was chosen for
-    it.
+    ``slots`` (``node:port``) and ``workers`` are those before the first choice, in the order among
+    equals; workers that the event did not touch, and that of a master alone, are left out.
+    Executors that no requested worker holds are unassigned. The last value maps an executor to the
+    index of the worker that was chosen for it.
     """
     by_slot = {worker.slot.key: worker for worker in placement.workers}
     component = event.executors.component

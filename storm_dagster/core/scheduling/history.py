@@ -9,7 +9,7 @@ from storm_dagster.core.scheduling.units import Codes, Executors, Row
 from storm_dagster.model.slot import Slot
 
 if TYPE_CHECKING:
-    from storm_dagster.model.placement import TopologyToPlace
+    from storm_dagster.model.placement import Event, TopologyToPlace
 
 LOST = 0
 """State of an old worker whose executors are placed."""
@@ -102,11 +102,12 @@ def history_rows(topology: "TopologyToPlace", codes: Codes) -> Iterator[Row]:
             yield {"kind": kind, "tasks": tasks}
 
 
-def read_history(event: str, executors: Executors, rows: Iterable[Row]) -> EventHistory:
+def read_history(event: "Event", executors: Executors, rows: Iterable[Row]) -> EventHistory:
     """Read the effect of the event on each old worker and each executor.
 
     ``rows`` are those of ``history_rows``.
     """
+    # Tasks of the rows of these kinds.
     marked: dict[str, set[int]] = {"dead": set(), "unstopped": set()}
     old: list[OldWorker] = []
     entries: list[Row] = []
@@ -145,10 +146,11 @@ def read_history(event: str, executors: Executors, rows: Iterable[Row]) -> Event
 
 
 def _match_executors(executors: Executors, old: list[OldWorker]) -> None:
-    """Assign each executor to the worker with most of its tasks.
+    """Add each executor to ``holds`` of the old worker with most of its tasks.
 
-    Of workers with equal numbers the lower slot wins.
+    Of workers with equal numbers the lower slot wins. A new executor is in none.
     """
+    # Task -> number of its old worker.
     worker_of: dict[int, int] = {}
     for number, worker in enumerate(old):
         for task in worker.tasks:
@@ -160,11 +162,17 @@ def _match_executors(executors: Executors, old: list[OldWorker]) -> None:
             old[winner].holds.append(position)
 
 
-def _judge(event: str, old: list[OldWorker], dead: set[int], beating: set[int]) -> None:
+def _judge(event: "Event", old: list[OldWorker], dead: set[int], unstopped: set[int]) -> None:
+    """Set the state of each old worker, which is ``LOST`` by default.
+
+    A ``new`` topology loses all workers of the backup of its assignment. A ``monitor`` event loses
+    the workers with a dead task and keeps the others. A ``rebalance`` loses all: their executors
+    are placed anew. In both, a worker with an unstopped task is ``UNSTOPPED``, unless it is dead.
+    """
     for worker in old:
         if event == "new" or (event == "monitor" and not dead.isdisjoint(worker.tasks)):
             continue
-        if not beating.isdisjoint(worker.tasks):
+        if not unstopped.isdisjoint(worker.tasks):
             worker.state = UNSTOPPED
         elif event == "monitor":
             worker.state = KEPT

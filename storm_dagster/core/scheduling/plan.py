@@ -32,6 +32,7 @@ from storm_dagster.model.records import WorkerSlot
 from storm_dagster.model.slot import Slot
 
 _TEXTS = {int(reason): reason.text for reason in Reason}
+"""Number of a reason -> its sentence."""
 
 
 def plan_placement(batch: PlacementBatch) -> PlacementResult:
@@ -50,6 +51,7 @@ def plan_placement(batch: PlacementBatch) -> PlacementResult:
 def _free_ports(
     supervisors: Sequence[SupervisorSlots], topologies: Sequence[TopologyToPlace]
 ) -> FreePorts:
+    """The unused ports of the supervisors, with the topologies of the batch that hold them."""
     holders = Counter[Slot]()
     for topology in topologies:
         holders.update({worker.slot for worker in topology.old})
@@ -84,13 +86,14 @@ def _place(topology: TopologyToPlace, ports: FreePorts) -> TopologyPlacement:
 
 
 def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
-    """Build the placement from the rows of its workers.
+    """Build the placement from the rows of its workers (:class:`TaskAssignment`).
 
-    Its status is ``assigned``, or ``unchanged`` if it equals the live assignment. A ``failed``
-    placement lists no worker and leaves the current assignment unchanged; ``unassigned`` names the
-    tasks that have no worker now.
+    ``rows`` are sorted in place. Its status is ``assigned``, or ``unchanged`` if it equals the live
+    assignment. A ``failed`` placement lists no worker and leaves the current assignment unchanged;
+    ``unassigned`` names the tasks that have no worker now.
     """
     several = several_tasks(topology)
+    # The single row of a refused topology names no slot.
     if len(rows) == 1 and rows[0]["node"] is None:
         return _failed_placement(topology, rows[0], several)
     warnings: list[str] = []
@@ -101,6 +104,7 @@ def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacemen
     before = {worker.slot: worker for worker in topology.old}
     rows.sort(key=lambda row: (row["node"], row["port"]))
     workers: list[WorkerSlot] = []
+    # By task.
     slots: dict[int, Slot] = {}
     reasons: dict[int, str] = {}
     for row in rows:
@@ -122,6 +126,7 @@ def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacemen
         kept=tuple(worker.slot.key for worker in workers if worker.slot in before),
         moved=_moved(topology, slots),
         reasons=dict(sorted(reasons.items())),
+        # In the order among equals, with which ``explain`` repeats the choice.
         worker_reasons={
             Slot(row["node"], row["port"]).key: slot_reason_text(row["why"], row["against"])
             for row in sorted(rows, key=lambda row: row["number"])

@@ -27,7 +27,9 @@ class RequestedSlot(NamedTuple):
     node: str | None
     """Supervisor that is tried before others of the host."""
     port: int | None
+    """``None``: any port."""
     host: str | None
+    """``None``: any host, in which case it gets one of the new slots."""
     old: bool
     """By ``use.old.assignment``, not by the user."""
     size: int
@@ -35,6 +37,7 @@ class RequestedSlot(NamedTuple):
     hint: Slot | None
     """Slot of the topology that saves moves, for a worker without a requested port."""
     components: Sequence[int]
+    """Components of its executors, ascending."""
 
 
 class RequestedWorker(NamedTuple):
@@ -42,7 +45,9 @@ class RequestedWorker(NamedTuple):
 
     slot: RequestedSlot
     holds: list[int]
+    """Executors in it, ascending."""
     memory: int
+    """Bytes; 0: those of the topology, as for ``cpu``."""
     cpu: int
 
 
@@ -56,6 +61,7 @@ class Grants:
     master_alone: bool = False
     """The topology master is to be placed, and alone."""
     warnings: list[str] = field(default_factory=list)
+    """Requests that were dropped, in words."""
     clash: list[int] | None = None
     """(user-defined workers, old workers, room) when these are too many together."""
 
@@ -94,7 +100,9 @@ def grant_requests(about: TopologySummary, executors: Executors, history: EventH
     before. If one kind requests more workers than there are, all workers of this kind are dropped,
     with a warning. User-defined and old workers that are too many together clash.
     """
-    masters = [p for p in history.needed if executors.component[p] == about.master]
+    masters = [
+        position for position in history.needed if executors.component[position] == about.master
+    ]
     room, master_alone = workers_to_place(about, len(history.needed), len(masters), history.staying)
     grants = Grants()
     free = set[int]() if history.is_empty else set(history.needed)
@@ -109,12 +117,14 @@ def grant_requests(about: TopologySummary, executors: Executors, history: EventH
                 granted.append(worker)
                 still_free.difference_update(worker.holds)
         candidates = grants.requested + granted
+        # A master that is to be alone, and that no candidate holds, needs one of the workers.
         master_requested = any(_holds_any(worker, masters) for worker in candidates)
         max_requests = room - int(master_alone and not master_requested)
         if len(candidates) <= max_requests:
             grants.requested = candidates
             free = still_free
         elif grants.requested:
+            # User-defined workers are granted already. The strategy refuses the topology.
             grants.clash = [len(grants.requested), len(granted), room]
         else:
             grants.warnings.append(dropped_requests(key, len(granted), max_requests))
@@ -129,16 +139,23 @@ def _holds_any(worker: RequestedWorker, positions: Sequence[int]) -> bool:
 
 
 def _user_requests(executors: Executors, history: EventHistory) -> list[RequestedWorker]:
+    """The workers of ``use.userdefine.assignment``, without those that an unstopped worker meets.
+
+    An entry takes executors with the lowest task ids of each component, until they have as many
+    tasks as it names. Executors in unstopped workers, and of earlier entries, are not taken. An
+    entry that finds none is left out.
+    """
     if not history.entries:
         return []
     tasks = executors.tasks()
     unstopped = [worker for worker in history.old if worker.state == UNSTOPPED]
-    beating: set[int] = set()
+    running: set[int] = set()
     for worker in unstopped:
-        beating.update(worker.holds)
+        running.update(worker.holds)
+    # Component -> its executors, descending: the last one is taken first.
     queues: dict[int, list[int]] = {}
     for position in range(len(executors) - 1, -1, -1):
-        if position not in beating:
+        if position not in running:
             queues.setdefault(executors.component[position], []).append(position)
     requested: list[RequestedWorker] = []
     for entry in history.entries:
@@ -168,7 +185,10 @@ def _user_requests(executors: Executors, history: EventHistory) -> list[Requeste
 
 
 def _is_met(entry: Row, worker: OldWorker, executors: Executors) -> bool:
-    """True if a worker that still runs is the one that the user requested."""
+    """True if a worker that still runs is the one that the user requested.
+
+    ``entry`` is a row of a user-defined worker; what it leaves open does not count.
+    """
     tasks = executors.tasks()
     counts = Counter[int]()
     for position in worker.holds:
@@ -185,7 +205,10 @@ def _is_met(entry: Row, worker: OldWorker, executors: Executors) -> bool:
 
 
 def _hint(positions: list[int], entry: Row, history: EventHistory) -> Slot | None:
-    """The topology's slot on the requested host with most of these executors."""
+    """The topology's slot on the requested host with most of these executors.
+
+    ``None`` if none of them is in a slot there.
+    """
     best: OldWorker | None = None
     best_shared = 0
     for worker in history.old:
@@ -199,6 +222,7 @@ def _hint(positions: list[int], entry: Row, history: EventHistory) -> Slot | Non
 
 
 def _old_requests(executors: Executors, history: EventHistory) -> list[RequestedWorker]:
+    """The lost workers all of whose tasks still exist, as ``use.old.assignment`` requests."""
     if not history.old:
         return []
     existing: set[int] = set()
@@ -256,6 +280,7 @@ class SlotRequest(NamedTuple):
     """Slots that an event wants."""
 
     unchanged: bool
+    """The event places no executor and changes no worker: no slot is allocated."""
     wanted: int
     """Slots, requested workers and the topology master's included."""
     staying: int
@@ -267,14 +292,15 @@ class SlotRequest(NamedTuple):
     """Slots of the topology that it may reuse."""
     reusable: Sequence[ReusableSlot]
     needs: Sequence[DifferNeed]
+    """One for each component with ``task.on.differ.node`` and executors to place."""
     fixed: Sequence[int]
     """Sizes of unstopped workers."""
     total: int
-    """Executors."""
+    """Number of all executors."""
     missing: int
-    """Executors to place."""
+    """Number of executors to place."""
     unassigned: int
-    """Executors to place that no requested worker holds."""
+    """Number of executors to place that no requested worker holds."""
     clash: Sequence[int] | None
     """(user-defined workers, old workers, room) when these are too many together."""
 
@@ -345,7 +371,11 @@ def _reusable_slots(
 def _reusable(
     number: int, worker: OldWorker, holds: list[int], executors: Executors, master: int
 ) -> ReusableSlot:
-    """The reusable slot of a worker; ``master`` is the component that is to be alone."""
+    """The reusable slot of a worker, of whose executors ``holds`` may stay.
+
+    ``number`` is the number of the worker. ``master`` is the component that is to be alone, -1
+    without one.
+    """
     movable = [position for position in holds if executors.component[position] != master]
     by_weight = Counter(worker.weights(movable, executors))
     weights = sorted(by_weight, reverse=True)

@@ -12,6 +12,7 @@ from storm_dagster.core.scheduling.requested_workers import ReusableSlot
 from storm_dagster.model.slot import Slot
 
 _Order = tuple[int, int, str, int]
+"""Result of :meth:`Saving.order`."""
 
 
 class Saving:
@@ -28,6 +29,8 @@ class Saving:
         self.base = 0
         self.more = 0
         room = share
+        # The executors with the most tasks stay first. The first that finds no room is the gain of
+        # one more place.
         # ``weights`` are the numbers of tasks that an executor has here, descending;
         # ``numbers`` are the numbers of executors of each weight.
         for weight, number in zip(worker.weights, worker.numbers, strict=True):
@@ -50,19 +53,23 @@ def balanced_savings(
 
     ``slots`` are (rank, supervisor) of each slot that it might take, the old ones included; it
     takes those with the lowest ranks. Of equal ranks the slots come first whose reuse saves most.
+    A supervisor has at most one slot of a rank.
     """
     chosen = sorted(slots)[:count]
     if not chosen:
         return []
+    # Supervisor -> its savings as a stack, the best on top.
     waiting: dict[str, list[Saving]] = {}
     for saving in sorted(savings, key=_order_with_more, reverse=True):
         waiting.setdefault(saving.worker.node, []).append(saving)
-    last_rank = chosen[-1][0]
-    before = [node for rank, node in chosen if rank < last_rank]
-    reused = [waiting[node].pop() for node in before if waiting.get(node)]
-    equal = [waiting[node][-1] for rank, node in slots if rank == last_rank and waiting.get(node)]
-    equal.sort(key=_order_with_more)
-    return reused + equal[: len(chosen) - len(before)]
+    # Slots below the last rank are taken in any case, those of the last rank only in part: there
+    # the best savings decide.
+    last_rank, _ = chosen[-1]
+    certain_nodes = [node for rank, node in chosen if rank < last_rank]
+    reused = [waiting[node].pop() for node in certain_nodes if waiting.get(node)]
+    rivals = [waiting[node][-1] for rank, node in slots if rank == last_rank and waiting.get(node)]
+    rivals.sort(key=_order_with_more)
+    return reused + rivals[: len(chosen) - len(certain_nodes)]
 
 
 def _order_with_more(saving: Saving) -> _Order:
@@ -74,27 +81,30 @@ def choose_reused(
 ) -> tuple[int, list[ReusableSlot], list[ReusableSlot]]:
     """Return (tasks that stay, slots with the share, slots with one more).
 
-    There are at most ``places`` slots, ``remainder`` of them with one more. A slot that gets one
-    more can always be chosen before those that do not, in the order of the gain: it is enough to
-    move a border along that order.
+    The slots are those for which most tasks stay. There are at most ``places`` slots, ``remainder``
+    of them with one executor more than the share. A slot that gets one more can always be chosen
+    before those that do not, in the order of the gain: it is enough to move a border along that
+    order.
     """
     places = max(0, min(places, len(savings)))
     remainder = min(remainder, places)
-    plain_places = places - remainder
+    at_share_places = places - remainder
     by_gain = sorted(savings, key=lambda saving: (-saving.more, *saving.order(saving.base)))
+    # Index of the border -> tasks that stay in the best slots before it, and behind it.
     before = _best_sums([saving.base + saving.more for saving in by_gain], remainder)
-    behind = _best_sums([saving.base for saving in reversed(by_gain)], plain_places)
+    behind = _best_sums([saving.base for saving in reversed(by_gain)], at_share_places)
     behind.reverse()
     most = -1
     border = 0
-    for index in range(remainder, len(by_gain) - plain_places + 1):
+    for index in range(remainder, len(by_gain) - at_share_places + 1):
         stays = before[index] + behind[index]
         if stays > most:
             most = stays
             border = index
     fuller = sorted(by_gain[:border], key=_order_with_more)[:remainder]
-    plain = sorted(by_gain[border:], key=lambda saving: saving.order(saving.base))[:plain_places]
-    return most, [saving.worker for saving in plain], [saving.worker for saving in fuller]
+    at_share = sorted(by_gain[border:], key=lambda saving: saving.order(saving.base))
+    at_share = at_share[:at_share_places]
+    return most, [saving.worker for saving in at_share], [saving.worker for saving in fuller]
 
 
 def _best_sums(values: Sequence[int], count: int) -> list[int]:
@@ -128,7 +138,10 @@ def keep_executors(
 ) -> dict[int, list[int]]:
     """Slot number -> executors that stay in it.
 
-    ``apart`` maps a component that must not be twice on a supervisor to those that have it already.
+    ``reused`` is by slot number, ``component`` has the component of each executor. ``apart`` maps a
+    component that must not be twice on a supervisor to the supervisors that have it already; it is
+    not changed. ``system`` are the system's components.
+
     A worker that is too full loses executors one by one. The executor with the fewest tasks moves
     first, of these one of the most numerous component: user components before system ones, higher
     task ids first.
@@ -154,6 +167,7 @@ def _limit_executors(
 ) -> list[int]:
     """Positions of the ``limit`` executors that stay, out of (weight, position)."""
     counts = Counter(component[position] for _, position in weighted)
+    # Weight -> component -> positions, ascending: the last one moves first.
     stacks: dict[int, dict[int, list[int]]] = {}
     for weight, position in weighted:
         stacks.setdefault(weight, {}).setdefault(component[position], []).append(position)

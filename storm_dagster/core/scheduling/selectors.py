@@ -43,9 +43,13 @@ class FilledWorker:
 
     def __init__(self, node: str) -> None:
         self.node: str = node
+        """Supervisor id."""
         self.positions: list[int] = []
+        """Executors in it."""
         self.reasons: list[int] = []
+        """Reason of each of them, a number of ``Reason``."""
         self.counts: dict[int, int] = {}
+        """Component -> number of its executors in it."""
 
     def put(self, position: int, component: int, reason: int) -> None:
         """Add an executor."""
@@ -55,9 +59,11 @@ class FilledWorker:
 
 
 def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
-    """Return (share, remainder) for the executors of workers and of the queue.
+    """Return (share, remainder) of an even spread over workers.
 
-    ``remainder`` workers get one more than the share. Workers that are fuller do not count.
+    ``sizes`` are the numbers of executors that the workers have already, ``waiting`` is the number
+    of those to be added. ``remainder`` workers get one more than the share. Workers that are fuller
+    than the share do not count. (0, 0) without workers.
     """
     descending = sorted(sizes, reverse=True)
     total = waiting + sum(descending)
@@ -80,15 +86,23 @@ class WorkerSelector:
     """
 
     workers: Sequence[FilledWorker]
+    """The workers to fill: executors are added to them."""
     share: int
+    """Quota of each worker."""
     remainder: int
+    """Number of workers that may still get one executor more than the share."""
     _related: Sequence[Sequence[int]]
+    """``TopologySummary.related``."""
     _system: Collection[int]
+    """``TopologySummary.system``."""
 
     def __post_init__(self) -> None:
         self._groups: dict[str, list[int]] = {}
+        """Supervisor -> numbers of its workers."""
         self._totals: dict[str, int] = {}
+        """Supervisor -> number of executors in its workers."""
         self._counts: dict[str, dict[int, int]] = {}
+        """Supervisor -> component -> number of its executors in these workers."""
         for number, worker in enumerate(self.workers):
             self._groups.setdefault(worker.node, []).append(number)
             self._totals[worker.node] = self._totals.get(worker.node, 0) + len(worker.positions)
@@ -99,9 +113,10 @@ class WorkerSelector:
     def place(
         self, waiting: Iterable[int], component: Sequence[int], apart: Mapping[int, set[str]]
     ) -> None:
-        """Select workers for executors, each group by task id.
+        """Put executors into the workers, each group by task id.
 
-        The executors that must be apart come first, then the user's, then the system's.
+        ``waiting`` are ascending. The executors that must be apart come first, then the user's,
+        then the system's. ``apart`` is that of ``keep_executors``.
         """
         users: list[int] = []
         systems: list[int] = []
@@ -141,6 +156,7 @@ class WorkerSelector:
         return [self._key(number, component) for number in roomy]
 
     def _open(self, number: int) -> bool:
+        """True if the worker has room by its quota."""
         size = len(self.workers[number].positions)
         return size < self.share or (size == self.share and self.remainder > 0)
 
@@ -166,7 +182,10 @@ class WorkerSelector:
         )
 
     def _add(self, number: int, position: int, component: int, reason: int) -> bool:
-        """Add an executor; True if it takes the last place above the share."""
+        """Add an executor; True if it takes the last place above the share.
+
+        Workers that have reached the share are then no longer open.
+        """
         worker = self.workers[number]
         worker.put(position, component, reason)
         self._totals[worker.node] += 1
@@ -193,6 +212,7 @@ class WorkerSelector:
     def _place_run(self, positions: Iterable[int], component: int) -> None:
         """Put executors of one component, one after the other."""
         related = self._trades_with(component)
+        # 1 if the component reads itself: then each executor counts as a related one of the next.
         to_itself = int(component in related)
         inner, outer, near = self._heaps(component, related)
         for position in positions:
@@ -200,6 +220,8 @@ class WorkerSelector:
             number = best[-1]
             node = self.workers[number].node
             keys = inner[node]
+            # The second least of a heap is a child of its root. It is the best worker of another
+            # supervisor, or the second best of this one.
             rivals: list[Key] = outer[1:3]
             if len(keys) > 1:
                 rivals += [self._outer(node, key, component, near[node]) for key in keys[1:3]]
@@ -247,7 +269,7 @@ def _near(counts: Mapping[int, int], related: Iterable[int]) -> int:
 
 
 def _difference(best: Key, rivals: Sequence[Key]) -> int:
-    """Selector that decided against the last rival."""
+    """Reason by whose number ``best`` differs from the best of its rivals."""
     if not rivals:
         return Reason.ONLY
     rival = min(rivals)

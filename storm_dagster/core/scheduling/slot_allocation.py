@@ -4,7 +4,7 @@ import heapq
 from bisect import insort
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from storm_dagster.core.scheduling.requested_workers import SlotRequest
 from storm_dagster.core.scheduling.reuse import Saving
@@ -21,7 +21,16 @@ from storm_dagster.model.slot import Slot
 if TYPE_CHECKING:
     from storm_dagster.model.records import SupervisorInfo
 
-_Load = tuple[int, int, str]
+
+class _Load(NamedTuple):
+    """Sort key of supervisors for new workers: the least is the least loaded one."""
+
+    minus_free: int
+    """Number of free ports, negated: most come first."""
+    used: int
+    """Number of its other ports."""
+    node: str
+    """Supervisor id."""
 
 
 class FreePorts:
@@ -46,15 +55,19 @@ class FreePorts:
         self.info: dict[str, SupervisorInfo] = {}
         """Supervisor id -> its record, by ascending id."""
         self.free: dict[str, list[int]] = {}
+        """Supervisor id -> its free ports, ascending."""
         self.open: dict[str, None] = {}
         """Supervisors that are not on an isolated host, by ascending id."""
-        self._ports: dict[str, int] = {}
+        self._port_counts: dict[str, int] = {}
+        """Supervisor id -> number of its ports, used ones included."""
         self._reusable: set[Slot] = set()
+        """Slots that exactly one topology holds."""
         self._nodes_of: dict[str, list[str]] = {}
+        """Host -> its supervisors."""
         for node, info in supervisors:
             self.info[node] = info
             self.free[node] = []
-            self._ports[node] = len(set(info.ports))
+            self._port_counts[node] = len(set(info.ports))
             self._nodes_of.setdefault(info.host, []).append(node)
             if info.host not in isolated:
                 self.open[node] = None
@@ -66,12 +79,13 @@ class FreePorts:
         self.total: int = sum(len(self.free[node]) for node in self.open)
         """Free ports of the open supervisors."""
         self._heap: list[_Load] = [self.load(node) for node in self.open]
+        """Loads of the open supervisors, some of them stale: each change adds the new load."""
         heapq.heapify(self._heap)
 
     def load(self, node: str) -> _Load:
-        """Sort key of supervisors for new workers: most free ports first."""
+        """Sort key of the supervisor for new workers: most free ports first."""
         free = len(self.free[node])
-        return (-free, self._ports[node] - free, node)
+        return _Load(-free, self._port_counts[node] - free, node)
 
     def nodes_of(self, hosts: Iterable[str | None]) -> list[str]:
         """Supervisors on these hosts, by ascending id."""
@@ -100,14 +114,16 @@ class FreePorts:
         self._changed(slot.node, 1)
 
     def _changed(self, node: str, step: int) -> None:
+        """Count ``step`` free ports more on a supervisor whose ``free`` was changed."""
         if node in self.open:
             self.total += step
             heapq.heappush(self._heap, self.load(node))
 
     def best(self, within: list[str] | None) -> tuple[str, Reason, str]:
-        """Return (supervisor for the next worker, reason, next best supervisor).
+        """Return (supervisor for the next worker, reason, comparison with the next best one).
 
-        There must be a free port. ``within`` restricts the choice; ``None`` means all open
+        The comparison is a text for the explanation; it is empty if no other supervisor has a free
+        port. There must be a free port. ``within`` restricts the choice; ``None`` means all open
         supervisors.
         """
         if within is None:
@@ -115,38 +131,42 @@ class FreePorts:
         else:
             first, second = self._two_of(within)
         if second is None:
-            return first[2], Reason.SLOT_ONLY, ""
-        if first[0] != second[0]:
+            return first.node, Reason.SLOT_ONLY, ""
+        if first.minus_free != second.minus_free:
             reason = Reason.SLOT_MOST_FREE
-        elif first[1] != second[1]:
+        elif first.used != second.used:
             reason = Reason.SLOT_FEWEST_USED
         else:
             reason = Reason.SLOT_LOWEST_ID
-        return first[2], reason, slot_rival(reason, first, second)
+        return first.node, reason, slot_rival(reason, first, second)
 
     def _two_of(self, nodes: list[str]) -> tuple[_Load, _Load | None]:
+        """Loads of the two least loaded of these supervisors; ``None`` without a second."""
         loads = heapq.nsmallest(2, (self.load(node) for node in nodes if self.free[node]))
         if len(loads) == 1:
             return loads[0], None
         return loads[0], loads[1]
 
     def _top_two(self) -> tuple[_Load, _Load | None]:
+        """As :meth:`_two_of`, of all open supervisors; both stay in the heap."""
         first = self._pop()
         assert first is not None
-        second = self._pop(first[2])
+        second = self._pop(first.node)
         heapq.heappush(self._heap, first)
         if second is not None:
             heapq.heappush(self._heap, second)
         return first, second
 
     def _pop(self, other_than: str | None = None) -> _Load | None:
-        """Pop the next current entry with a free port.
+        """Pop the next load that is current and has a free port; ``None`` without any.
 
-        Copies of an entry that has been popped already are dropped.
+        Stale loads are dropped, and so are copies of the load of ``other_than``, which the caller
+        has popped already.
         """
         while self._heap:
             entry = heapq.heappop(self._heap)
-            if entry[0] and entry[2] != other_than and entry == self.load(entry[2]):
+            is_current = entry == self.load(entry.node)
+            if entry.minus_free and entry.node != other_than and is_current:
                 return entry
         return None
 
@@ -170,7 +190,7 @@ class AllocatedSlot:
     host: str
     port: int
     why: int
-    """Number of the reason."""
+    """Number of the reason, a ``Reason.SLOT_...``."""
     role: str = "empty"
     """``empty``, ``requested``, ``reuse``, ``fuller`` or ``master``.
 
@@ -179,7 +199,7 @@ class AllocatedSlot:
     ref: int | None = None
     """Number of the requested or old worker."""
     text: str = ""
-    """The next best supervisor for it."""
+    """Comparison with the next best supervisor, for the explanation; empty without one."""
 
     @property
     def slot(self) -> Slot:
@@ -195,16 +215,20 @@ class SlotAllocation:
         self.request = request
         self.ports = ports
         self.slots: list[AllocatedSlot] = []
+        """Slots that the topology takes, in this order."""
         self.freed: list[int] = []
-        """Live workers whose slots are released."""
+        """Numbers of the live workers whose slots are released."""
         self.within: list[str] | None = ports.nodes_of(about.isolation) or None
         """Supervisors of its isolation hosts, if one is alive.
 
         ``None``: all supervisors on hosts that no topology is isolated on.
         """
         self.reserve: int = max(0, about.reserve)
+        """Slots that must stay free (``jstorm.reserve.workers``)."""
         self._released: set[Slot] = set()
+        """Own slots that are free for this topology only."""
         self._taken: list[Slot] = []
+        # The topology may choose its own slots anew; :meth:`close` withdraws those left over.
         for slot in sorted(request.own):
             self.release_own(slot)
 
@@ -283,7 +307,10 @@ class SlotAllocation:
                     self.ports.put(slot)
 
     def short(self, count: int, with_remedy: bool) -> PlacementRefused:
-        """The error for too few slots for ``count`` workers."""
+        """The error for too few slots for ``count`` workers.
+
+        ``with_remedy``: it names the number of workers that the slots suffice for.
+        """
         about = self.about
         usable = self.free - self.reserve + self.request.staying
         fits = self._fitting_workers(usable) if with_remedy else None
@@ -296,8 +323,12 @@ class SlotAllocation:
         )
 
     def _fitting_workers(self, usable: int) -> int | None:
-        """The largest ``topology.workers`` that needs at most ``usable`` slots."""
+        """The largest ``topology.workers`` that needs at most ``usable`` slots.
+
+        ``None`` without such a number.
+        """
         about = self.about
+        # A topology master that is to be alone needs one slot more than the workers.
         for workers in (usable, usable - 1):
             if workers < 1:
                 continue

@@ -97,6 +97,7 @@ class TopologyEvent:
         self.strategy = strategy_of(about.strategy)
         self.history: EventHistory = read_history(about.event, executors, rows)
         self._grants: Grants | None = None if self.strategy.grants_requests else Grants()
+        """Granted workers; ``None`` until they are computed, which needs the history."""
 
     def request(self) -> SlotRequest:
         """The slots that it wants."""
@@ -138,7 +139,10 @@ class TopologyEvent:
 
 
 def allocate(about: TopologySummary, request: SlotRequest, ports: FreePorts) -> Allocated:
-    """Take the slots of one topology from the free ports, or return the refusal."""
+    """Take the slots of one topology from ``ports``, and return them.
+
+    A topology that is refused takes none: the result has the refusal.
+    """
     if request.unchanged:
         return Allocated()
     allocation = SlotAllocation(about, request, ports)

@@ -27,7 +27,7 @@ class TaskAssignment:
 
     ``out`` are its rows, one for each worker. A row has the worker's slot, the first tasks of its
     executors (``units``) with the reason of each, and its resources; ``number`` is its place among
-    equals, ``against`` the next best supervisor for its slot.
+    equals, ``against`` compares its slot with the next best supervisor.
     """
 
     def __init__(
@@ -44,10 +44,11 @@ class TaskAssignment:
         self.grants = grants
         self.slots = allocated.slots
         self.freed: frozenset[int] = frozenset(allocated.freed)
+        """Numbers of live old workers whose executors are placed anew."""
         self.out: list[Row] = []
 
     def fail(self, refusal: Refusal) -> None:
-        """List the executors that have no worker now.
+        """Add the single row of a refused topology, with the executors that have no worker now.
 
         In a rebalance those with a worker stay there.
         """
@@ -61,7 +62,7 @@ class TaskAssignment:
         self.out.append({"node": None, "text": json.dumps(refusal._asdict()), "units": units})
 
     def stay(self) -> None:
-        """List the workers that the event does not touch."""
+        """Add the rows of the workers that the event does not touch."""
         for number, worker in enumerate(self.history.old):
             if worker.state == LOST or number in self.freed or not worker.holds:
                 continue
@@ -83,8 +84,9 @@ class TaskAssignment:
         memory: int = 0,
         cpu: int = 0,
     ) -> None:
-        """List a worker, unless it has no executors.
+        """Add the row of a worker, unless it has no executors.
 
+        ``positions`` are its executors, ``reasons`` those of each (numbers of ``Reason``).
         Resources of 0 are replaced by the topology's.
         """
         if positions:
@@ -107,8 +109,13 @@ class TaskAssignment:
     def stays(
         self, unassigned: Iterable[int], share: int, apart: Mapping[int, set[str]]
     ) -> dict[int, list[int]]:
-        """Index of a reused slot -> executors that stay there."""
+        """Index of a reused slot -> those of the ``unassigned`` executors that stay there.
+
+        ``share`` is the maximum number for a slot; a ``fuller`` one takes one more. ``apart`` is
+        that of :func:`keep_executors`.
+        """
         reused: dict[int, Reused] = {}
+        # The set is made only if there is a reused slot: most events have none.
         waiting: set[int] | None = None
         for index, slot in enumerate(self.slots):
             if slot.role not in ("reuse", "fuller") or slot.ref is None:

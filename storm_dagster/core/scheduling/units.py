@@ -13,7 +13,7 @@ from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 
 if TYPE_CHECKING:
-    from storm_dagster.model.placement import TopologyToPlace
+    from storm_dagster.model.placement import Event, TopologyToPlace
 
 Row = dict[str, Any]
 """A row that a step of the placement hands on."""
@@ -23,14 +23,18 @@ Codes = dict[str, int]
 
 
 class TopologySummary(NamedTuple):
-    """Conf and components of a topology, for one event."""
+    """Conf and components of a topology, for one event.
+
+    Fields without a line have the meaning of those of :class:`TopologyToPlace`.
+    """
 
     name: str
     strategy: str
-    event: str
+    event: Event
     reassign: bool
     use_old: bool
     user_workers: bool
+    """True if there are user-defined workers."""
     workers: int
     executors: int
     """Parallelism of all components but the topology master."""
@@ -38,6 +42,7 @@ class TopologySummary(NamedTuple):
     isolation: Sequence[str]
     reserve: int
     memory: int
+    """Bytes of each worker, if none are requested; ``master_memory`` of the topology master's."""
     master_memory: int | None
     cpu: int
     acker: int

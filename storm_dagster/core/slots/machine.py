@@ -27,7 +27,9 @@ from storm_dagster.core.slots.model import SlotLimits, SupervisedSlot, Work
 from storm_dagster.model.exit_codes import EXIT_SUPERSEDED
 
 _Result: TypeAlias = "tuple[SupervisedSlot, tuple[model.Instruction, ...]]"
+"""The next slot, and the instructions in the order of their execution."""
 _KILL_INTERVAL_SECS = 5.0
+"""Pause before KILL is sent once more to a process that is still there."""
 
 
 def crash_delay(crashes: int, limits: SlotLimits) -> float:
@@ -88,6 +90,7 @@ def _enter_started(slot: SupervisedSlot, now: float) -> SupervisedSlot:
 def _assigned(
     slot: SupervisedSlot, event: model.Assigned, now: float, limits: SlotLimits
 ) -> _Result:
+    """Store the wanted work, and do the next step towards it."""
     work = event.work
     if work == slot.wanted and event.lazy == slot.lazy:
         return slot, ()
@@ -106,6 +109,7 @@ def _assigned(
     if slot.worker is None:
         return _without_process(slot, now)
     if slot.state in ("killing", "killing-to-relaunch"):
+        # A process that was asked to end is not kept, even if its work is wanted once more.
         return _fetch(_enter_killing(slot), now)
     if work == slot.worker.work:
         # The former work is wanted once more, before its process was ended.
@@ -128,7 +132,10 @@ def _other_code(slot: SupervisedSlot, now: float) -> _Result:
 
 
 def _fetch(slot: SupervisedSlot, now: float) -> _Result:
-    """Fetch the wanted code if it is neither here nor being fetched."""
+    """Fetch the wanted code if it is neither here nor being fetched.
+
+    Without effect before ``not_before``: a later tick repeats it.
+    """
     if slot.wanted is None or now < slot.not_before:
         return slot, ()
     if slot.wanted.code_dir in (slot.ready, slot.fetching):
@@ -137,7 +144,7 @@ def _fetch(slot: SupervisedSlot, now: float) -> _Result:
 
 
 def _without_process(slot: SupervisedSlot, now: float) -> _Result:
-    """Next state of a slot that has no process and starts none."""
+    """Next step of a slot that has no process and starts none: fetch, launch, or wait."""
     if slot.wanted is None:
         slot = _enter(slot, "empty", now)
         return replace(slot, running_since=None, fetching=None, ready=None), ()
@@ -151,6 +158,7 @@ def _without_process(slot: SupervisedSlot, now: float) -> _Result:
 
 
 def _update_or_fetch(slot: SupervisedSlot, now: float) -> _Result:
+    """End the process if the wanted code is here, else fetch the code."""
     assert slot.wanted is not None
     if slot.ready == slot.wanted.code_dir:
         return _end_process(slot, now)
@@ -158,6 +166,7 @@ def _update_or_fetch(slot: SupervisedSlot, now: float) -> _Result:
 
 
 def _enter_killing(slot: SupervisedSlot) -> SupervisedSlot:
+    """The slot in the killing state of its wanted work, killing since the same time as before."""
     assert slot.worker is not None
     if _same_topology(slot.wanted, slot.worker.work):
         return replace(slot, state="killing-to-relaunch")
@@ -175,6 +184,7 @@ def _end_process(slot: SupervisedSlot, now: float) -> _Result:
 def _code_ready(
     slot: SupervisedSlot, event: model.CodeReady, now: float, limits: SlotLimits
 ) -> _Result:
+    """Start or replace the process that waits for this code; other code changes nothing."""
     code_dir = event.code_dir
     if slot.fetching == code_dir:
         slot = replace(slot, fetching=None)
@@ -191,6 +201,7 @@ def _code_ready(
 def _code_failed(
     slot: SupervisedSlot, event: model.CodeFailed, now: float, limits: SlotLimits
 ) -> _Result:
+    """Set the time of the next fetch; report a lasting failure, once for each reason."""
     if slot.fetching != event.code_dir:
         return slot, ()
     work = slot.wanted
@@ -209,6 +220,7 @@ def _code_failed(
 def _launched(
     slot: SupervisedSlot, event: model.Launched, now: float, limits: SlotLimits
 ) -> _Result:
+    """Store the process, and keep, replace or end it by the work that is wanted now."""
     if slot.worker is not None or (not slot.launching and not event.beating):
         # A process that the machine did not launch must end: a slot never has two processes.
         return slot, (model.Kill(event.worker.id),)
@@ -233,6 +245,7 @@ def _launched(
 def _launch_failed(
     slot: SupervisedSlot, event: model.LaunchFailed, now: float, limits: SlotLimits
 ) -> _Result:
+    """Fetch missing code, or count a crash and report it, once for each reason."""
     if not slot.launching:
         return slot, ()
     work = slot.wanted
@@ -250,6 +263,7 @@ def _launch_failed(
 
 
 def _beat(slot: SupervisedSlot, event: model.Beat, now: float, limits: SlotLimits) -> _Result:
+    """Note the heartbeat; with the first one the process runs."""
     if slot.worker is None or slot.worker.id != event.worker_id:
         return slot, ()
     work = slot.worker.work
@@ -265,6 +279,10 @@ def _beat(slot: SupervisedSlot, event: model.Beat, now: float, limits: SlotLimit
 def _count_crash(
     slot: SupervisedSlot, now: float, limits: SlotLimits, min_delay: float = 0.0
 ) -> SupervisedSlot:
+    """The slot with one crash more, and the back-off, of at least ``min_delay``, that follows.
+
+    The first crash after a stable minute counts as the first one.
+    """
     stable = slot.running_since is not None and now - slot.running_since >= limits.stable_after
     crashes = 1 if stable else slot.crashes + 1
     delay = max(min_delay, crash_delay(crashes, limits))
@@ -272,6 +290,11 @@ def _count_crash(
 
 
 def _exited(slot: SupervisedSlot, event: model.Exited, now: float, limits: SlotLimits) -> _Result:
+    """Clean up after the process, and do the next step of a slot without one.
+
+    An exit that was not ordered counts as a crash, except that of a superseded worker. It is
+    reported unless its status is 0.
+    """
     worker = slot.worker
     if worker is None or worker.id != event.worker_id:
         return slot, ()
@@ -290,6 +313,7 @@ def _exited(slot: SupervisedSlot, event: model.Exited, now: float, limits: SlotL
             slot = replace(slot, reason=f"its worker {_describe_exit(event.status)}")
             if event.status != 0:
                 report = (model.Report(worker.work.topology_id, slot.reason),)
+    # After the crash was counted, which reads ``running_since``.
     slot = replace(slot, worker=None, killed_at=None, running_since=None)
     slot, instructions = _without_process(slot, now)
     return slot, (model.Clean(worker.id), *instructions, *report)
@@ -304,6 +328,7 @@ def _describe_exit(status: int | None) -> str:
 
 
 def _tick(slot: SupervisedSlot, event: model.Tick, now: float, limits: SlotLimits) -> _Result:
+    """Do the steps whose time has come: fetch, launch, KILL, or the end of a silent process."""
     if slot.worker is None and slot.launching:
         return slot, ()
     if slot.worker is None:
@@ -320,6 +345,7 @@ def _tick(slot: SupervisedSlot, event: model.Tick, now: float, limits: SlotLimit
         return slot, fetch
     silent_for = now - slot.beat_at
     if slot.running_since is None:
+        # ``beat_at`` is the start of a process that has not beaten.
         hung = silent_for > max(limits.start_timeout, limits.silence_timeout)
         reason = f"its worker did not report within {limits.start_timeout:g} s of its start"
     else:
@@ -346,3 +372,4 @@ _HANDLERS: dict[type, Callable[[SupervisedSlot, Any, float, SlotLimits], _Result
     model.Exited: _exited,
     model.Tick: _tick,
 }
+"""Class of an event -> its transition; not all of them read ``limits``."""

@@ -54,7 +54,7 @@ class SlotLimits:
     stable_after: float = 60.0
     """A process that ran so long resets the back-off."""
     longest_delay: float = 60.0
-    """Back-off between restarts: 0, 1, 2, 4 ... up to this."""
+    """Back-off between restarts: 0, 1, 2, 4 ... up to this; also after a lasting fetch failure."""
     fetch_again_after: float = 3.0
     """After a fetch that failed and may succeed."""
     stopped_delay: float = 1.0
@@ -67,11 +67,13 @@ class SlotLimits:
 @dataclass(frozen=True)
 class _OfWorker:
     worker_id: str
+    """:attr:`Worker.id`."""
 
 
 @dataclass(frozen=True)
 class _OfCode:
     code_dir: str
+    """:attr:`Work.code_dir`."""
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ class SupervisedSlot:
     It is set until the first work is wanted.
     """
     ran: Work | None = None
-    """The work of the last process that ran here, while the same topology is wanted."""
+    """The work of the last process that beat here, while the same topology is wanted."""
     reason: str = ""
     """Reason, in words, why the wanted work does not run."""
 
@@ -225,6 +227,7 @@ class DesiredSlots:
     """Desired work of each slot, and the slots assigned to several topologies."""
 
     work: Mapping[int, Work]
+    """Port -> its work, of the ports that one topology is assigned to."""
     contested: Mapping[int, tuple[str, ...]]
     """Port -> topology ids, ascending.
 
@@ -244,7 +247,10 @@ def desired_slots(
     supervisor_id: str,
     upgrades: Mapping[str, UpgradeState] | None = None,
 ) -> DesiredSlots:
-    """Return the desired slots of ``supervisor_id``; both maps are by topology id."""
+    """Return the desired slots of ``supervisor_id``; both maps are by topology id.
+
+    A topology without an entry in ``upgrades`` is not being upgraded.
+    """
     desired: dict[int, set[Work]] = {}
     lazy: set[int] = set()
     workers: dict[tuple[str, int], WorkerSlot] = {}

@@ -19,9 +19,13 @@ class SupervisorSnapshot:
     info: SupervisorInfo
     uptime_secs: int
     used: tuple[int, ...]
+    """Ports that an assignment uses, ascending."""
     blacklisted: bool
+    """True if its host gets no new work."""
     used_memory_mb: float = 0.0
+    """Memory that is assigned to its workers, in MiB."""
     used_cpu: float = 0.0
+    """CPU that is assigned to its workers, in percent points of one core."""
     workers: tuple[WorkerSnapshot, ...] = ()
     """In order of their ports."""
 
@@ -45,11 +49,16 @@ class TopologySize:
     executors: int
     workers: int
     memory_mb: float
+    """In MiB."""
     cpu: float
+    """In percent points of one core."""
 
     @staticmethod
     def of(*topologies: TopologyView) -> "TopologySize":
-        """The size of all these topologies together."""
+        """The size of all these topologies together.
+
+        A topology without a task table counts with its workers and resources only.
+        """
         tasks = 0
         executors = 0
         for topology in topologies:

@@ -31,10 +31,12 @@ class TaskStatuses:
     ) -> None:
         self._topology = topology
         self._opened: dict[tuple[str, int], frozenset[int]] = {}
+        """Slot of a live worker -> tasks that its process has opened, or is opening."""
         for slot, node in topology.live_workers.items():
             self._opened[slot] = frozenset(decode_ranges(node.tasks))
         starts = topology.assignment.start_secs() if topology.assignment else {}
         self._waiting: set[Slot] = set()
+        """Slots whose worker may still come: a worker without a process is starting there."""
         for worker in topology.workers:
             supervisor = view.supervisors.get(worker.node)
             if supervisor is None:
@@ -43,11 +45,15 @@ class TaskStatuses:
             if worker.port in supervisor.restarting or now_secs - placed_secs <= launch_secs:
                 self._waiting.add(worker.slot)
         self._dead = topology.dead_tasks
+        """Tasks that the topology master reports as dead."""
 
     def of(
         self, task: int, worker: WorkerSlot | None, entry: Mapping[str, Any] | None
     ) -> TaskStatus:
-        """Status of a task; ``entry`` is the topology master's entry."""
+        """Status of a task with its assigned worker.
+
+        ``entry`` is the topology master's entry; with ``None`` the record of the worker decides.
+        """
         if worker is None:
             return "unassigned"
         live = self._topology.live_workers.get(worker.slot)
@@ -64,20 +70,21 @@ class TaskStatuses:
 def not_running(
     view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float
 ) -> int:
-    """Number of tasks without a slot, or with a worker that is gone for good.
+    """Number of tasks without a slot, with a worker that is gone for good, or reported as dead.
 
-    A worker that is being restarted is not gone.
+    A worker that is being restarted is not gone. 0 for a killed topology.
     """
     if topology.tasks is None or topology.base.status == "KILLED":
         return 0
     slots = topology_slots(topology)
     tasks = topology.tasks.component_of()
+    # All tasks have a live worker: only those that the topology master reports as dead count.
     if len(slots) == len(tasks) and not topology.missing_workers:
         return len(topology.dead_tasks & tasks.keys())
     statuses = TaskStatuses(view, topology, now_secs, launch_secs)
     count = 0
     for task in tasks:
-        if statuses.of(task, slots.get(task), None) in ("dead", "unassigned"):
+        if statuses.of(task, slots.get(task), entry=None) in ("dead", "unassigned"):
             count += 1
     return count
 

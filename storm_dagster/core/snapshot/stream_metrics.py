@@ -24,10 +24,14 @@ class StreamMetric:
     text: str
     """Help of the metric."""
     by_stream: Callable[[ComponentSnapshot], Mapping[str, int]]
+    """Function of a component that returns the count of each output stream."""
 
 
 def sum_of_tasks(name: str) -> Callable[[ComponentSnapshot], Mapping[str, int]]:
-    """A count that tasks report by stream under this name, summed."""
+    """Function that adds up a count that tasks report by stream under this name.
+
+    Streams of the system are left out.
+    """
 
     def by_stream(part: ComponentSnapshot) -> Mapping[str, int]:
         total = Counter[str]()

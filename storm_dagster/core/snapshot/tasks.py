@@ -21,8 +21,9 @@ CAPACITY_WINDOW = "600"
 """Window of capacity and of the latencies of the present load."""
 
 PartitionLag = tuple[float | None, float | None]
-"""Records and seconds that a source is behind."""
+"""Records and seconds that a source is behind; ``None`` for a number that is unknown."""
 _NUMBER = int | float | None
+"""Types of the numbers of a :data:`PartitionLag`."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class TaskSnapshot:
 
     @property
     def lag_by_partition(self) -> dict[str, PartitionLag]:
-        """Lag of the partitions that it reads."""
+        """Lag of the partitions that it reads; entries that are no lag are left out."""
         lags = self.metrics.get("lag_by_partition")
         if not isinstance(lags, Mapping):
             return {}
@@ -111,6 +112,7 @@ class TaskSnapshot:
 
 
 def _is_lag(lag: Any) -> bool:
+    """True if the value has the form of a :data:`PartitionLag`."""
     if not isinstance(lag, list | tuple) or len(lag) != 2:
         return False
     return all(isinstance(number, _NUMBER) for number in lag)
@@ -193,5 +195,6 @@ class ExecutorSnapshot:
         if self.kind != "bolt" or not self.uptime_secs:
             return 0.0
         totals = self.windows[CAPACITY_WINDOW].totals(include_sys=True)
+        # Tuples x milliseconds of each, by the milliseconds of the window.
         secs = min(int(CAPACITY_WINDOW), self.uptime_secs)
         return totals.executed * totals.execute_ms / (secs * 1000)

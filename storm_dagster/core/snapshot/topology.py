@@ -38,7 +38,9 @@ from storm_dagster.model.records import AssignmentChange, TaskError, TaskTable, 
 from storm_dagster.model.view import ClusterView, TopologyView
 
 _DEFAULT_TIMEOUT_SECS = 30.0
+"""Timeout of tuple trees without a response that names it."""
 _DEFAULT_REPORT_SECS = 3.0
+"""Interval between reports of a worker without a response that names it."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Flow:
 
 
 _FLOW = tuple(Flow.__dataclass_fields__)
+"""Names of the metrics, in the response and in :class:`Flow`."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +273,8 @@ def snapshot_topology(
 
     ``report`` is its topology master's response ``{"tasks": {id: ...}, "workers": {"node:port":
     ...}, "components": ..., "edges": ...}``, or ``None`` when it did not respond. ``errors`` are
-    (component, error), newest first. ``launch_secs`` is ``nimbus.task.launch.secs``.
+    (component, error), newest first. ``code`` adds edges without traffic and fused bolts.
+    ``launch_secs`` is ``nimbus.task.launch.secs``.
     """
     values: Mapping[str, Any] = report or {}
     errors = tuple(errors)
@@ -299,6 +303,7 @@ def snapshot_topology(
 def _tasks(
     topology: TopologyView, entries: Mapping[str, Any], statuses: TaskStatuses
 ) -> dict[int, TaskSnapshot]:
+    """Task -> its snapshot, ascending; ``entries`` are the response's, by task id as text."""
     table = topology.tasks or TaskTable(components={})
     slots = topology_slots(topology)
     tasks: dict[int, TaskSnapshot] = {}
@@ -323,6 +328,11 @@ def _components(
     errors: Mapping[str, list[TaskError]],
     code: Runnable | None,
 ) -> dict[str, ComponentSnapshot]:
+    """Component -> its snapshot, of users and of the system.
+
+    ``tasks`` has all tasks of the topology, ``report`` is the topology master's response or empty,
+    ``errors`` are by component, newest first.
+    """
     table = topology.tasks or TaskTable(components={})
     flows: Mapping[str, Any] = report.get("components") or {}
     edges: Mapping[str, Any] = report.get("edges") or {}
@@ -350,6 +360,10 @@ def _components(
 
 
 def _edges(components: Mapping[str, ComponentSnapshot], code: Runnable | None) -> dict[Edge, float]:
+    """Edge between components of users -> tuples per second.
+
+    With the submitted code, edges without traffic are included with 0.
+    """
     edges: dict[Edge, float] = {}
     if code is not None:
         for target, _, part in code.spec.components():

@@ -31,6 +31,7 @@ WINDOWS = ("600", "10800", "86400", ALL_TIME)
 
 Kind = Literal["spout", "bolt"]
 Counts = Mapping[str, int]
+"""Stream or input -> count, as :class:`WindowStats` keys it."""
 
 _NANOS_PER_MILLI = 1_000_000
 
@@ -83,6 +84,7 @@ class Totals:
 
 
 _SUMS = tuple(part.name for part in fields(Totals))
+"""Names of the fields that add up; :class:`WindowStats` has the same by stream."""
 
 
 def sum_totals(parts: Iterable[Totals]) -> Totals:
@@ -95,7 +97,10 @@ def sum_totals(parts: Iterable[Totals]) -> Totals:
 
 
 def read_totals(metrics: Mapping[str, Any]) -> Totals:
-    """Totals of a task's report, which has counts and mean milliseconds."""
+    """Totals of a task's report, which has counts and mean milliseconds.
+
+    A field that the report lacks is 0.
+    """
     executed = int(metrics.get("executed") or 0)
     acked = int(metrics.get("acked") or 0)
     return Totals(
@@ -169,7 +174,7 @@ class WindowStats:
         return sorted(self.executed)
 
     def of(self, key: str) -> Totals:
-        """The statistics of one stream."""
+        """The statistics of one stream or input; 0 where it has none."""
         return Totals(**{name: getattr(self, name).get(key, 0) for name in _SUMS})
 
     @property
@@ -208,6 +213,7 @@ def task_windows(entry: Mapping[str, Any] | None, kind: Kind) -> dict[str, Windo
     """
     if not entry:
         return {window: WindowStats() for window in WINDOWS}
+    # A window that the entry lacks has the statistics of all time.
     lifetime = entry.get("streams") or {}
     by_window = {ALL_TIME: lifetime, **(entry.get("window_streams") or {})}
     latest = entry.get("windows") or {}
@@ -222,6 +228,10 @@ def task_windows(entry: Mapping[str, Any] | None, kind: Kind) -> dict[str, Windo
 
 
 def _window_stats(streams: Mapping[str, Any], totals: Mapping[str, Any], kind: Kind) -> WindowStats:
+    """Statistics of a window from the counts by stream and the totals of the task.
+
+    Acks, failures and latencies are known for the task only, and are divided over its streams.
+    """
     emitted: dict[str, int] = dict(streams.get("emitted") or {})
     executed: dict[str, int] = dict(streams.get("executed") or {})
     if not executed and totals.get("executed"):
@@ -264,7 +274,8 @@ def _of_users(by_key: Mapping[str, Any]) -> dict[str, Any]:
 def _share(total: int, weights: Counts) -> dict[str, int]:
     """Divide ``total`` by weight into whole numbers.
 
-    The sum is exact: the last key has the rest.
+    The sum is exact: the last key has the rest, and without any weight all of it. Keys with 0 are
+    left out; empty without keys.
     """
     total_weight = sum(weights.values())
     if not total or not weights:

@@ -80,7 +80,10 @@ class WorkerSnapshot:
 def workers_of(
     topology: TopologyView, report: Mapping[str, Any] | None = None, *, now_secs: int
 ) -> list[WorkerSnapshot]:
-    """The workers of a topology in order of host and port."""
+    """The workers of a topology in order of host and port.
+
+    ``report`` is the topology master's response; without it no worker has statistics.
+    """
     table = topology.tasks or TaskTable(components={})
     component_of = table.component_of()
     first_tasks: set[int] = set()
@@ -111,7 +114,7 @@ def workers_of(
 
 
 def last_placed_secs(worker: WorkerSlot, starts: Mapping[int, int]) -> int:
-    """Epoch seconds at which the newest of its tasks was placed.
+    """Epoch seconds at which the newest of its tasks was placed; 0 if that is unknown.
 
     ``starts`` maps tasks to epoch seconds.
     """
@@ -142,7 +145,7 @@ def _uptime_secs(started_ms: int, entry: Mapping[str, Any] | None, now_secs: int
 
 
 def _reported_fields(entry: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fields of a worker that only the topology master has."""
+    """The fields of a worker that only the topology master has; none without its entry."""
     if entry is None:
         return {}
     system: Mapping[str, Any] = entry.get("system") or {}

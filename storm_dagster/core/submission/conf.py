@@ -12,8 +12,11 @@ from storm_dagster.model.topology import TopologySpec
 _SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
 """Keys that the cluster sets: updates do not keep them, and differences omit them."""
 OWNER_KEY = "topology.submitter.user"
+"""Key of the user that submitted a topology."""
 _LISTS = ("topology.users", "topology.groups")
+"""Keys of the users and groups that may read and change a topology."""
 _KEEP_CONF = "topology.update.keep.conf"
+"""Key of an update: ``false`` keeps no conf of earlier submissions."""
 UPGRADE_KEYS = frozenset(
     {
         "topology.upgrade",
@@ -93,8 +96,8 @@ def kept_conf(
 def limited_conf(user: str, submitted: Conf, former: Conf | None) -> dict[str, Any]:
     """Owner and lists of a topology whose submitter is not an administrator.
 
-    An update keeps those of the ``former`` conf; :class:`NotAuthorized` for an update with other
-    lists.
+    Without a ``former`` conf the submitter is the owner and is added to the users. An update keeps
+    owner and lists of the ``former`` conf; :class:`NotAuthorized` if it adds a user or group.
     """
     if former is None:
         users: set[str] = set(submitted.get("topology.users") or ())

@@ -25,6 +25,7 @@ from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.model.topology import ComponentSpec, InputSpec, TopologySpec
 
 _BY_ID = GroupingSpec(type="fields", fields=("id",))
+"""Grouping by the root of a tuple tree: one acker task gets all of its messages."""
 
 
 def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:
@@ -98,6 +99,11 @@ def _normalize_components(
 def _normalize_component(
     component_id: str, part: ComponentSpec, conf: Conf, parallelism_of: Mapping[str, Any]
 ) -> ComponentSpec:
+    """The component with its final parallelism and ``topology.tasks``.
+
+    ``parallelism_of`` is the conf's map of parallelism by component. Raises
+    :class:`InvalidTopology` for a parallelism that is no whole number.
+    """
     parallelism = parallelism_of.get(component_id, part.parallelism)
     if not isinstance(parallelism, int) or isinstance(parallelism, bool):
         raise InvalidTopology(
@@ -133,6 +139,7 @@ def executor_counts(spec_with_system: TopologySpec) -> dict[str, int]:
 
 
 def _task_count(part: ComponentSpec, conf: Conf) -> int:
+    """Number of tasks of a normalized component; 0 if it does not run."""
     if part.parallelism < 1 or part.conf.get("topology.tasks") == 0:
         return 0
     count = max(part.parallelism, part.conf.get("topology.tasks") or 0)
@@ -167,7 +174,10 @@ def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
 
 
 def topology_master_task(table: TaskTable) -> int:
-    """Task id of the topology master."""
+    """Task id of the topology master.
+
+    Raises :class:`InvalidTopology` for a table without exactly one such task.
+    """
     master = table.components.get(TOPOLOGY_MASTER)
     if master is None or len(master.ids) != 1:
         raise InvalidTopology(
@@ -221,7 +231,7 @@ def fixed_task_components(spec: TopologySpec) -> frozenset[str]:
 def rescale(
     table: TaskTable, executors: Mapping[str, int], fixed: Collection[str] = ()
 ) -> TaskTable:
-    """The task table for new numbers of executors.
+    """The task table for new numbers of executors, by component.
 
     A component in ``fixed`` keeps its ids, and more executors than tasks are refused. Any other
     component gets as many tasks as executors: new ids are above the highest of the topology, in the

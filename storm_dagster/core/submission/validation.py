@@ -43,6 +43,7 @@ The previous release accepts 64 KiB of unknown fields, and the record may hold t
 versions of the code.
 """
 _IDENTIFIER = r"[^\W\d]\w*"
+"""Pattern of a Python identifier."""
 _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
 
 
@@ -86,6 +87,7 @@ def normalize_submission(
 
 
 def _check_submitted_keys(submitted: Conf) -> None:
+    """Check that the names of the submitted keys fit into the topology's record."""
     size = len(json.dumps(submitted_keys(submitted)))
     if size > MAX_SUBMITTED_KEYS_BYTES:
         raise InvalidTopology(
@@ -166,6 +168,7 @@ def _check_values(conf: Conf, keys: Iterable[str], owner: str = "") -> None:
 
 
 def _check_component(component_id: str, kind: str, part: ComponentSpec) -> None:
+    """Check the parallelism, conf, code and output streams of one component."""
     if kind == "spout" and part.inputs:
         raise InvalidTopology(
             f"spout {component_id!r} has inputs (from {part.inputs[0].component!r}): spouts only "
@@ -204,6 +207,7 @@ def check_code_name(name: str, owner: str) -> None:
 
 
 def _check_grouping(component_id: str, source: InputSpec, stream: StreamSpec) -> None:
+    """Check that the grouping of an input has what it needs; ``stream`` is the one it reads."""
     grouping = source.grouping
     place = (
         f"bolt {component_id!r}: {grouping.type} grouping on stream {source.stream!r} of "

@@ -26,6 +26,7 @@ from storm_dagster.model.view import UpgradeState
 FIRST_MINUTE_SECS = 60.0
 """An upgraded worker that ends within this time of its start rolls the upgrade back."""
 _REQUESTED = "it was asked for"
+"""Reason of an end that a user requested without a reason."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ def pick(snapshot: UpgradeSnapshot) -> Pick | None:
         return None
     addresses = [worker.address for worker in selected(record, snapshot)]
     former = [address for address in addresses if snapshot.workers[address] == "former"]
+    # A list of workers, or a component without a number, is one batch.
     takes_all = bool(record.workers) or (record.component is not None and not record.number)
     chosen = former if takes_all else former[: record.number]
     component = record.component
     if not record.workers and len(chosen) == len(former):
+        # No worker of the component is left: its next batch would be empty.
         component = None
     changes = {"continue_": False, "workers": (), "component": component}
     return Pick(tuple(chosen), record.model_copy(update=changes))
@@ -63,7 +66,8 @@ def code_for(
 ) -> tuple[str, bool]:
     """Return the code of the worker's next process, and True if it is urgent.
 
-    It then replaces a process that runs other code. A worker that an upgrade did not take keeps its
+    It then replaces a process that runs other code. ``state`` is ``None`` without an upgrade. A
+    worker that an upgrade did not take keeps its
     process: after the end of the upgrade, its next start uses the topology's code at that time. So
     ``complete_upgrade`` also serves users who want only some workers upgraded.
     """
@@ -111,9 +115,9 @@ def next_move(
 ) -> Move | None:
     """The write about the worker ``address`` that is due now, or ``None``.
 
-    ``run`` is its process, ``former`` the assignment's code. With the new code all tasks must run
-    before the worker counts as upgraded. If they do not run within ``launch_secs`` of the process's
-    start, the upgrade fails.
+    ``run`` is its process, ``None`` without one; ``former`` is the assignment's code. With the new
+    code all tasks must run before the worker counts as upgraded. If they do not run within
+    ``launch_secs`` of the process's start, the upgrade fails.
     """
     phase = worker_phase(address, state)
     record = state.record
@@ -145,9 +149,10 @@ def early_failure(
 ) -> Move | None:
     """The write about a failure of this code in this slot.
 
-    A failure is an exit, a hang, or a start that failed. ``None`` for the former code, and for a
-    worker that has run the new code for more than a minute: it is restarted in place with the new
-    code, like any other worker.
+    A failure is an exit, a hang, or a start that failed; ``text`` describes it. ``None`` for the
+    former code, if a failure is recorded already or the rollback has begun, and for a worker that
+    has run the new code for more than a minute: it is restarted in place with the new code, like
+    any other worker.
     """
     record = state.record
     if record is None or record.rollback or code_dir != record.code_dir:
@@ -170,6 +175,7 @@ class UpgradeEvent:
         "begin", "continue", "complete", "expire", "roll_back", "finish_rollback", "abandon"
     ]
     reason: str | None = None
+    """Reason in words; ``None`` for a request without one."""
     selection: Selection = field(default_factory=Selection)
     """With ``begin`` and ``continue``: the next batch."""
     record: GrayUpgrade | None = None
@@ -185,6 +191,7 @@ class UpgradeEvent:
 def due(snapshot: UpgradeSnapshot, *, age_secs: float = 0.0) -> UpgradeEvent | None:
     """The event that is due for an UPGRADING or ROLLBACK topology, or ``None``.
 
+    A failed worker comes before the end of the upgrade, so that it is rolled back.
     ``age_secs`` is the time for which the caller has seen the upgrade, by its own clock.
     """
     state = snapshot.state
@@ -196,6 +203,7 @@ def due(snapshot: UpgradeSnapshot, *, age_secs: float = 0.0) -> UpgradeEvent | N
             return None
         return UpgradeEvent("finish_rollback", record.reason or _REQUESTED)
     for address, mark in sorted({**state.upgraded, **state.upgrading}.items()):
+        # A worker that was moved has another address: its former one has no part in the upgrade.
         if mark.failed and address in snapshot.workers:
             return UpgradeEvent("roll_back", mark.failed)
     total = len(snapshot.workers)
@@ -219,6 +227,7 @@ class UpgradeTransition:
     record: GrayUpgrade | None = None
     """``None``: the record is deleted, and the lists of workers, too."""
     reason: str = ""
+    """Reason of the end or the rollback; empty for other outcomes."""
     step: str | None = None
     """The operation's step that writes it; ``None``: no write is needed."""
     action: str | None = None
@@ -232,7 +241,9 @@ def transition(
 ) -> UpgradeTransition:
     """Return the transition of an upgrade under ``event``.
 
-    Raises :class:`Conflict` and :class:`InvalidRequest` like the checks of the event.
+    ``unchanged`` for the end of a rollback or of an upgrade without a record that is not due in
+    this snapshot. Raises :class:`Conflict` and :class:`InvalidRequest` like the checks of the
+    event.
     """
     if event.action == "begin":
         return _begin(base, snapshot, event)
@@ -322,13 +333,14 @@ def _complete(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) -
 
 
 def _request(record: GrayUpgrade | None, selection: Selection, token: str = "") -> GrayUpgrade:
+    """The record with a request for the next batch, which the supervisor has not picked yet."""
     if record is None:
         raise InvalidRequest("a gray upgrade begins with a record: store the new code first")
     return record.model_copy(update={**asdict(selection), "continue_": True, "batch_token": token})
 
 
 def _close(base: StormBase, outcome: str, reason: str) -> UpgradeTransition:
-    """Delete the record; the status becomes ACTIVE, the code does not change."""
+    """The transition that deletes the record; the topology is ACTIVE with the code that it has."""
     return UpgradeTransition(
         outcome, apply_event(base, "end_upgrade"), reason=reason, step="finish_rollback"
     )
@@ -337,7 +349,8 @@ def _close(base: StormBase, outcome: str, reason: str) -> UpgradeTransition:
 def landed(transition: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) -> bool:
     """True if a transition whose reply was lost took effect.
 
-    A rollback is not looked up here: the topology's status shows it.
+    ``base`` and ``snapshot`` are those of now. A rollback is not looked up here: the topology's
+    status shows it.
     """
     record = snapshot.state.record
     if transition.step == "gray_upgrade":

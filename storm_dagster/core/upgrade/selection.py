@@ -41,6 +41,7 @@ class UpgradeSnapshot:
 
     state: UpgradeState
     assignment: Assignment
+    """The topology's current assignment, with the former code until the upgrade is completed."""
     table: TaskTable
 
     @property
@@ -123,6 +124,7 @@ class Selection:
     workers: tuple[str, ...] = ()
     """``host:port``."""
     component: str | None = None
+    """Workers with a task of this component."""
     number: int = 0
     """Number of workers; with a component 0 means all of its workers."""
 
@@ -178,6 +180,7 @@ def check_selection(selection: Selection, snapshot: UpgradeSnapshot) -> None:
             f"{place}: no workers are selected: give a number (-n), a component (-p) or workers "
             "(-w HOST:PORT,...)"
         )
+    # ``workers`` of the snapshot has all but the topology master's.
     masters = {worker.address for worker in snapshot.assignment.workers} - snapshot.workers.keys()
     for worker in selection.workers:
         if worker in masters:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from storm_dagster.model.records import SupervisorInfo
 
 _KEY = pa.int32()
+"""Type of the number of a cluster, and of a topology in it."""
 _PORTS = pa.list_(pa.int32())
+"""Type of the ports of a supervisor."""
 
 SUPERVISORS = pa.schema(
     [("cluster", _KEY), ("node", pa.string()), ("ports", _PORTS), ("used", _PORTS)]

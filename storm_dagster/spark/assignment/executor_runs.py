@@ -31,6 +31,7 @@ def executor_runs(topology: TopologyToPlace, codes: Codes) -> Iterator[Run]:
     grouped: set[int] = set()
     for tasks in several.values():
         grouped.update(tasks)
+    # The run that is being collected: ``count`` executors of one task from ``first`` on.
     first = 0
     count = 0
     owner = ""
@@ -53,7 +54,9 @@ def executors_of_runs(runs: Sequence[Run]) -> Executors:
     """The executors of one topology from all of its runs, in any order."""
     units: list[int] = []
     components: list[int] = []
-    groups: list[Sequence[int]] | None = [] if any(run[3] > 1 for run in runs) else None
+    has_groups = any(size > 1 for _, _, _, size, _ in runs)
+    groups: list[Sequence[int]] | None = [] if has_groups else None
+    # By their first tasks: executors are in this order.
     for component, first, count, size, irregular in sorted(runs, key=itemgetter(1)):
         firsts = range(first, first + count * size, size)
         units += firsts

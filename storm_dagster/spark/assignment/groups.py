@@ -23,6 +23,7 @@ from storm_dagster.spark.assignment import exchange
 from storm_dagster.spark.assignment.executor_runs import executors_of_runs
 
 _Key = tuple[pa.Scalar, ...]
+"""Values of the columns that a group has in common; the first is the cluster's number."""
 _Values = dict[str, bytes]
 """Kind -> value of one topology."""
 
@@ -38,23 +39,28 @@ def request_in_part(key: _Key, values: pa.Table) -> pa.Table:
 
 
 def allocate_in_cluster(key: _Key, slots: pa.Table, values: pa.Table) -> pa.Table:
-    """Allocated slots of each topology of one cluster, or its refusal."""
+    """Allocated slots of each topology of one cluster, or its refusal.
+
+    ``slots`` are the rows of ``pipeline._ranked_slots``, ``values`` the summaries and requests of
+    the topologies, and the value of the cluster.
+    """
     cluster = key[0].as_py()
-    topologies = _by_topology(values)
-    supervisors = exchange.decode_supervisors(
-        topologies.pop(exchange.CLUSTER)[exchange.SUPERVISOR_RECORDS]
-    )
+    values_of = _by_topology(values)
+    cluster_values = values_of.pop(exchange.CLUSTER)
+    supervisors = exchange.decode_supervisors(cluster_values[exchange.SUPERVISOR_RECORDS])
     summaries = {
         topology: exchange.decode_summary(by_kind[exchange.SUMMARY])
-        for topology, by_kind in topologies.items()
+        for topology, by_kind in values_of.items()
     }
     isolated_hosts: set[str] = set()
     for summary in summaries.values():
         isolated_hosts.update(summary.isolation)
     ports = FreePorts(supervisors, _ranked_slots(slots), isolated_hosts)
     allocations: list[exchange.Value] = []
+    # In the order of service, which the numbers of the topologies are: what one takes from
+    # ``ports`` is not free for the next.
     for topology, summary in sorted(summaries.items()):
-        allocated = allocate(summary, _request(summary, topologies[topology]), ports)
+        allocated = allocate(summary, _request(summary, values_of[topology]), ports)
         allocations.append((cluster, topology, exchange.ALLOCATED, exchange.encode(allocated)))
     return exchange.values_table(allocations)
 
@@ -71,6 +77,7 @@ def assign_in_part(key: _Key, values: pa.Table) -> pa.Table:
 
 
 def _by_topology(values: pa.Table) -> dict[int, _Values]:
+    """Place of a topology in the order of service, or ``CLUSTER`` -> its values."""
     by_topology: dict[int, _Values] = {}
     for _, topology, kind, value in exchange.read_values(values):
         by_topology.setdefault(topology, {})[kind] = value
@@ -78,6 +85,7 @@ def _by_topology(values: pa.Table) -> dict[int, _Values]:
 
 
 def _event(by_kind: _Values) -> TopologyEvent:
+    """The event of a topology from its values; without a history it has no rows."""
     history = by_kind.get(exchange.HISTORY)
     return TopologyEvent(
         exchange.decode_summary(by_kind[exchange.SUMMARY]),
@@ -87,6 +95,7 @@ def _event(by_kind: _Values) -> TopologyEvent:
 
 
 def _request(summary: TopologySummary, by_kind: _Values) -> SlotRequest:
+    """The request of :func:`request_in_part`; without a history it follows from the summary."""
     request = by_kind.get(exchange.REQUEST)
     if request is None:
         return request_without_history(summary)

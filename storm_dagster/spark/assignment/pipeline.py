@@ -37,8 +37,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _MAX_PARTITIONS = 32
+"""Maximum number of partitions of a job."""
 _TASKS_OF_PARTITION = 50_000
+"""Tasks of one partition, of a job that has several."""
 TASKS_OF_GROUP = 10_000
+"""Tasks of one Arrow group; a job with fewer has one partition."""
 
 
 def plan_with_spark(session: SparkSession, batch: PlacementBatch) -> PlacementResult:
@@ -87,7 +90,10 @@ def _read_results(
 
 
 def _cut(batches: Sequence[PlacementBatch], tasks_of_group: int) -> tuple[int, int]:
-    """(number of partitions, number of topologies in one Arrow group)."""
+    """(number of partitions, number of topologies in one Arrow group).
+
+    Topologies count with their mean number of tasks.
+    """
     topologies = 0
     tasks = 0
     for batch in batches:
@@ -114,14 +120,15 @@ def _in_parts(
 
 
 def _partition(partitions: int, frame: DataFrame, *columns: str) -> DataFrame:
+    """The frame divided by the columns; a single partition exchanges no rows."""
     if partitions == 1:
         return frame.coalesce(1)
     return frame.repartition(partitions, *columns)
 
 
 def _placement_frame(session: SparkSession, frames: Frames, cut: tuple[int, int]) -> DataFrame:
-    """The frame of the placed rows, not yet computed."""
-    partitions = cut[0]
+    """The frame of the placed rows, not yet computed; ``cut`` is the result of :func:`_cut`."""
+    partitions, _ = cut
     supervisors = _frame(session, frames.supervisors)
     values = _frame(session, frames.without_history)
     requests = _frame(session, frames.clusters).union(_summaries(values))
@@ -154,9 +161,9 @@ def _frame(session: SparkSession, table: pa.Table) -> DataFrame:
 def _ranked_slots(
     supervisors: DataFrame, held_slots: DataFrame | None, partitions: int
 ) -> DataFrame:
-    """Every unused port, ranked within its supervisor, with its number of holders.
+    """Every unused port, ranked by port within its supervisor, with its number of holders.
 
-    The holders of a slot are topologies.
+    The holders of a slot are topologies of the batch; without ``held_slots`` no slot has one.
     """
     slots = supervisors.select(
         "cluster", "node", F.explode(F.array_except("ports", "used")).alias("port")
@@ -195,6 +202,7 @@ class Frames:
     with_history: pa.Table | None
     """Values of the other topologies; ``None`` without any."""
     held_slots: pa.Table
+    """Slots of the current assignments of the topologies to place."""
 
 
 def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
