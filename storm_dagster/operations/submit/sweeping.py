@@ -29,6 +29,7 @@ _SWEPT = {
     "sweep.gray_upgrade": paths.gray_upgrade,
     "sweep.metrics": paths.metrics,
 }
+"""Step -> function that returns the path which the step deletes, by the topology id."""
 SWEEP = shared_steps("sweep", *_SWEPT, "sweep.workers")
 DELETE_CODE = shared_steps(
     "delete_code",
@@ -42,12 +43,15 @@ DELETE_BLOBS = shared_steps(
 )
 
 _WORKER_POLL_SECS = 0.1
+"""Pause between two polls of the workers that have to end."""
 
 
 def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
     """Delete the nodes of a topology without an assignment.
 
-    Waits until its workers have ended, at most ``task.cleanup.timeout.sec``.
+    Waits until its workers have ended, at most ``task.cleanup.timeout.sec``. Nodes that cannot be
+    deleted are left to the cleaner. :class:`Fenced` if ``epoch`` is over: the caller then must not
+    delete the blobs.
     """
     _await_workers(ctx, topology_id, float(ctx.conf.get("task.cleanup.timeout.sec", 10)))
     for name, path_of in _SWEPT.items():
@@ -71,6 +75,7 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
 
 
 def _await_workers(ctx: OperationsContext, topology_id: str, wait_secs: float) -> None:
+    """Wait until no worker has a node, at most ``wait_secs``; then log that some have."""
     deadline = ctx.monotonic() + wait_secs
     while ctx.cluster.state.find_children(paths.workers(topology_id)):
         if ctx.monotonic() >= deadline:
@@ -85,6 +90,7 @@ def delete_blobs(ctx: OperationsContext, topology_id: str, base: StormBase) -> N
     for part in PARTS:
         _delete(ctx, f"delete.staged.{part}", staging_key(base.token, part))
     newest = newest_token_key(base.name)
+    # A later submission of the name may have its own token there.
     if ctx.find_blob(newest) == base.token.encode():
         _delete(ctx, "delete.newest", newest)
 
@@ -107,8 +113,9 @@ def delete_code(ctx: OperationsContext, topology_id: str) -> None:
 def end_spark_queries(ctx: OperationsContext, key: str) -> None:
     """End the queries of killed workers on a Spark Connect server.
 
-    Called before the blob of their topology's code is deleted. A server that does not respond is
-    logged: it ends the queries when their session expires.
+    Called before the blob ``key`` is deleted. No effect unless that is the blob with the spec of a
+    topology with Spark queries, so that it is done once for each code. A server that does not
+    respond is logged: it ends the queries when their session expires.
     """
     code_dir = code_dir_of_blob_key(key)
     try:
@@ -136,5 +143,6 @@ def _has_spark_query(spec: TopologySpec) -> bool:
 
 
 def _delete(ctx: OperationsContext, name: str, key: str) -> None:
+    """Delete the blob as the step ``name``; a missing one does not matter."""
     with step(ctx, name), suppress(KeyNotFound):
         ctx.blobs.delete(key)
