@@ -118,6 +118,7 @@ def build_storm_defs(
         translated_keys[plain_key] = translation.key(cluster_key(names, plain_key))
 
     def asset_job(name: str, *keys: dg.AssetKey) -> Any:
+        """The job that materializes these assets, given by their keys without a cluster."""
         # Without checks, which would be additional steps; a submission has exactly six.
         assets = dg.AssetSelection.assets(*(translated_keys[key] for key in keys))
         return dg.define_asset_job(
@@ -128,6 +129,7 @@ def build_storm_defs(
             tags=queue_tags(name),
         )
 
+    # Resources report under the translated keys.
     asset_keys = {
         key.to_user_string(): translated.to_user_string()
         for key, translated in translated_keys.items()
@@ -191,7 +193,10 @@ def _storm_assets(assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> list[
 def _replace_resources(
     names: DagsterNames, defaults: Mapping[str, Any], replacements: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The resources with the caller's replacements, named with or without the prefix."""
+    """The resources with the caller's replacements, named with or without the prefix.
+
+    :class:`InvalidRequest` for a name that is not one of the defaults.
+    """
     resources = dict(defaults)
     unknown: list[str] = []
     for key, resource in replacements.items():

@@ -33,6 +33,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.rebalance import rebalance
 
 _ASK_JOB = "ask_for_rebalance"
+"""Job of a schedule outside of the cluster's code location."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def _busy(topology: TopologyView, now_secs: int) -> str | None:
 def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> tuple[int, str]:
     """The fewest moves that restore balance, and their gain in words.
 
-    0 moves if the gain is not worth a run.
+    0 moves if the gain is not worth a run. Raises the planner's error if the topology does not fit.
     """
     report = rebalance(ops, topology.id, dry_run=True, view=view)
     if not report.moved or report.assignment is None or report.placement is None:
@@ -120,6 +121,7 @@ def build_rebalance_schedule(
         """The run that rebalances the topology."""
         assert topology.assignment_at is not None
         name = topology.base.name
+        # One run for each assignment: a rebalance that failed is not repeated at every tick.
         run_key = f"{topology.id}:{topology.assignment_at.version}"
         tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(moved)}
         if in_cluster_location:
