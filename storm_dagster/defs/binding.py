@@ -59,7 +59,7 @@ def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any
 
 
 def _resources(name: str, hint: Any) -> dict[str, type]:
-    """Key -> type of the resources that a parameter needs, empty for another parameter.
+    """Key -> type of the resources that a parameter needs; empty without one.
 
     The keys are those of a cluster without a name and a prefix.
     """

@@ -47,6 +47,7 @@ WAITING_STATUSES = [
 ]
 """Statuses of a run that has not started."""
 UNFINISHED_STATUSES = [*WAITING_STATUSES, dg.DagsterRunStatus.STARTED]
+"""Statuses of a run that has not finished, and that no user cancels."""
 _SILENT_SECS = 7200.0
 """Time without an update after which a run counts as dead, unless it is queued."""
 

@@ -179,7 +179,7 @@ def damaged_topology(view: ClusterView, name: str) -> str | None:
 
 
 def _topology_id_of_path(path: str) -> str:
-    """The topology id of ``/<node>/<topology id>/...``; ``""`` without a second segment."""
+    """The second segment of a path, a topology id; ``""`` without one."""
     segments = path.removeprefix("/").split("/")
     return segments[1] if len(segments) > 1 else ""
 

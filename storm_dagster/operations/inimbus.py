@@ -94,7 +94,7 @@ def forced_scheduler(plugin: INimbus | None) -> str | None:
 
 
 def notify_new_slots(plugin: INimbus, before: Assignment | None, after: Assignment) -> None:
-    """Call ``assign_slots`` with the slots of ``after`` that ``before`` does not have.
+    """Call ``assign_slots`` with the slots that only ``after`` has.
 
     No call if there are none. An error is only logged, because the assignment is stored already.
     """

@@ -69,9 +69,9 @@ class ReplyLost(Unavailable):
 def bump_assignments_version(
     transaction: Transaction, view: ClusterView, changed: Mapping[str, Assignment | None]
 ) -> Transaction:
-    """Append the write that raises the version of ``/assignments`` above that of the view.
+    """Append the write that raises the version of ``/assignments``.
 
-    The commit fails if it has another version by then. The same write records there which
+    The commit fails if it has another version than in the view by then. The same write records there which
     topologies change. ``changed``: topology id -> the
     assignment that the transaction writes, ``None`` if it removes the assignment.
     """

@@ -310,11 +310,12 @@ def await_upgrade(
     """
     deadline = ctx.monotonic() + wait_secs
     # ``host:port`` -> phase at the last poll.
+    # Before the first poll each counts as ``former``.
     workers: Mapping[str, str] = {}
     reason = request.reason
 
     def notify(phases: Mapping[str, str]) -> None:
-        """Report the workers whose phase is not that of the last poll, at first ``former``."""
+        """Report the workers whose phase changed since the last poll."""
         for worker, phase in phases.items():
             if workers.get(worker, "former") != phase:
                 on_worker(worker, phase)

@@ -29,9 +29,11 @@ def topology_assets(
 ) -> list[StormAsset]:
     """The assets of the topology, and of its components.
 
-    The topology is first; it is alone if its target cannot be described. ``common`` are attributes
-    of all assets: group name, owners and tags. Spouts depend on the topology, bolts on the
-    components whose streams they read.
+    The topology is first; it is alone if its target cannot be described. ``deps`` are keys of the
+    assets that the topology depends on. ``common`` are attributes of all assets: group name, owners
+    and tags. Spouts depend on the topology, bolts on the components whose streams they read. The
+    conf key ``topology.component.assets`` names assets that a spout reads (more dependencies), or
+    that a bolt writes (each is one more asset, of kind ``target``).
     """
     name = declaration.name
     key = dg.AssetKey([*prefix, name])
@@ -124,11 +126,15 @@ def _target_spec(
 
 
 def _code(part: ComponentSpec) -> str:
+    """Python object or shell command of the component."""
     return part.object.python or " ".join(part.object.shell or ())
 
 
 def _columns(part: ComponentSpec) -> dg.TableSchema:
-    """The declared fields; a field of a named stream has the stream's name as prefix."""
+    """The declared fields with their types, ``any`` without one.
+
+    A field of a named stream has the stream's name as prefix.
+    """
     columns: list[dg.TableColumn] = []
     for stream, out in part.outputs.items():
         types = out.types or ["any"] * len(out.fields)
@@ -144,10 +150,11 @@ def _code_reference(described: TargetDescription, python: str | None) -> dict[st
     Empty if the module is not among them.
     """
     module, _, name = (python or "").partition(":")
-    end = f"/{module.replace('.', '/')}.py"
+    path_end = f"/{module.replace('.', '/')}.py"
     for path in sorted(described.stamps):
-        if path.as_posix().endswith(end):
-            line = _definition_line(path, name.rpartition(".")[2])
+        if path.as_posix().endswith(path_end):
+            _, _, own_name = name.rpartition(".")
+            line = _definition_line(path, own_name)
             reference = dg.LocalFileCodeReference(file_path=str(path), line_number=line)
             value = dg.CodeReferencesMetadataValue(code_references=[reference])
             return {"dagster/code_references": value}
@@ -167,6 +174,7 @@ def _definition_line(path: Path, name: str) -> int:
 
 
 def _kind(part: ComponentSpec) -> str:
+    """Dagster's kind of the component: ``shell``, ``pyspark`` or ``python``."""
     if part.object.shell is not None:
         return "shell"
     name = (part.object.python or "").rpartition(":")[2]

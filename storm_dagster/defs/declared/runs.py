@@ -363,7 +363,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
     def schedule(
         verb: str, cron: str, description: str, decide: Callable[..., dg.RunRequest | str]
     ) -> dg.ScheduleDefinition:
-        """A schedule; ``decide`` returns the run of a tick, or the reason to request none."""
+        """A schedule; ``decide`` returns the run of a tick, or a reason without one."""
 
         @dg.schedule(
             name=f"{verb}_{topology.identifier}_schedule",

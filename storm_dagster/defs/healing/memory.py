@@ -142,7 +142,10 @@ class HealingCursor:
         )
 
     def after(self, memory: HealingMemory) -> str:
-        """The text of the cursor after a tick, which also keeps ``memory`` in this process."""
+        """The text of the cursor after a tick.
+
+        This process keeps ``memory`` for the tick that begins with this cursor.
+        """
         polled_at = None if memory.polled_at is UNSET else memory.polled_at
         text = encode_memory(_CursorText(self._record, polled_at)).decode()
         self._recent[text] = memory

@@ -12,7 +12,7 @@ from storm_dagster.model.multimap import multimap
 def restart_observations(
     restarted: Iterable[Restart], key: dg.AssetKey
 ) -> list[dg.AssetObservation]:
-    """One observation for each topology whose workers were restarted in place, by name.
+    """One observation for each topology whose workers were restarted in place.
 
     It is at the topology's partition of the asset ``key``.
     """

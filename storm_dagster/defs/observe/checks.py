@@ -225,7 +225,7 @@ class _CheckedTopology:
 
 
 def _moves(checked: _CheckedTopology) -> Iterator[str]:
-    """Faults of the newest rebalance; none if the newest placement has no such record."""
+    """Faults of the newest placement's moves; none if they were not recorded."""
     moves = checked.stored.get("moves")
     if moves is None:
         return

@@ -232,7 +232,7 @@ def number(value: Any, default: float) -> float:
 
 
 def _last_observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
-    """Fields of the cursor after an observation: its time ``at``, and the ``pause`` after it.
+    """Time of an observation (``at``), and the ``pause`` after it, for the cursor.
 
     The pause doubles if the former observation is less than four of its pauses ago; otherwise it
     is the shortest one.

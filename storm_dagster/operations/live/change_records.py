@@ -160,7 +160,7 @@ def _update(
     version: int,
     changes: Mapping[str, object],
 ) -> bool:
-    """Change fields of the record of data version ``version``; false if it has another one."""
+    """Change fields of the record; false if its data version is another one."""
     transaction = ctx.cluster.fenced(ctx.current_epoch())
     raw = encode_record(record.model_copy(update=changes))
     try:

@@ -356,7 +356,7 @@ def read_tokens(ctx: OperationsContext) -> tuple[dict[str, TokenRecord], list[st
 
 
 def _handle_of(ctx: OperationsContext, key: str) -> str | None:
-    """The upload handle in the staging record ``key``; ``None`` without or if damaged."""
+    """The upload handle in the staging record ``key``; ``None`` without one."""
     try:
         document = decode_json(ctx.find_blob(key) or b"{}", key)
     except StormDagsterError:
@@ -446,7 +446,7 @@ def _old_backups(ctx: OperationsContext) -> list[str]:
 
 
 def _written_secs(raw: bytes, unknown: float) -> float:
-    """Epoch seconds of the assignment; ``unknown`` for one in parts, or a damaged one."""
+    """Epoch seconds of the assignment; ``unknown`` if in parts or damaged."""
     try:
         return decode_record(Assignment, raw).timestamp_ms / 1000
     except Corrupt:

@@ -93,6 +93,7 @@ def _reassign_topology(
     roll_back_if_upgraded(ctx, topology_id, causes)
 
     def attempt(view: ClusterView) -> ReassignResult:
+        """Plan on this view, and commit the placement if it differs from the current one."""
         topology = view.topologies.get(topology_id)
         keys = tuple(cause.key for cause in causes)
         if topology is None or topology.base.status not in HEALED:

@@ -109,7 +109,7 @@ def _change(
     event: StatusEvent,
     delay: Callable[[TopologyView], int] | None = None,
 ) -> LifecycleResult:
-    """Change the status by the event of the verb of the same name, in one fenced transaction.
+    """Change the status in one fenced transaction, by the verb's event of its name.
 
     ``delay`` returns the seconds that the event stores in the base. If the base stays as it is, no
     transaction is made.

@@ -62,6 +62,7 @@ class PendingRebalance(Record):
     """
 
     workers: int
+    """Number of workers."""
     executors: dict[str, int]
     """Component -> number of executors, of every component."""
     reassign: bool = False
@@ -329,6 +330,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
     abandoned: list[StormDagsterError] = []
 
     def attempt(view: ClusterView) -> RebalanceResult:
+        """Plan the pending request on this view, and commit it or its abandonment."""
         topology = view.topologies.get(topology_id)
         if topology is None:
             raise NotAlive(f"topology {topology_id} is gone: there is nothing to rebalance")
@@ -392,7 +394,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
 
 
 def _unchanged(topology: TopologyView) -> RebalanceResult:
-    """The result of a rebalance without an effect: the current numbers and assignment."""
+    """The result of a rebalance without an effect, with the current numbers."""
     base = topology.base
     return RebalanceResult(
         topology_id=topology.id,

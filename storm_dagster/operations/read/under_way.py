@@ -139,6 +139,7 @@ def read_staging(ctx: OperationsContext, token: str) -> StagingRecord | None:
 
 
 def _token_status(token: str, record: TokenRecord, step: str, run_id: str) -> OperationStatus:
+    """The status of a submission or update, by the record of its token."""
     return OperationStatus(
         key=token,
         verb=record.verb,

@@ -182,7 +182,7 @@ def check_uploaded_archive(
 
 
 def _check_module(root: Path, module: str, component: str, *, elsewhere: bool) -> None:
-    """Check a component's module in the code folder ``root``, without an import of it.
+    """Check a component's module in the code folder ``root``, without an import.
 
     :class:`InvalidTopology` if it is not valid Python, or if it is neither there nor installed
     here. With ``elsewhere`` another interpreter runs it, so that a missing one is not an error.

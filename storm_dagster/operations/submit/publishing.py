@@ -154,6 +154,7 @@ def _assignment_report(
 
 
 def _read_staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, StagedTasks, Runnable]:
+    """The staged input of stages 4 and 5; :class:`NotAlive` if a part is missing."""
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
     return record, read_tasks(ctx, token), Runnable(spec=spec, conf=total_conf(ctx.values(), conf))
@@ -202,6 +203,7 @@ def _plan(
     staged: StagedTasks,
     runnable: Runnable,
 ) -> StagedPlacement:
+    """Plan the staged tasks on the view; raises the planner's error."""
     batch = new_batch(
         view,
         name=record.name,
@@ -233,6 +235,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     replanned = 0
 
     def attempt(view: ClusterView) -> PublishResult:
+        """Publish on this view, with another placement if the staged one may not fit."""
         nonlocal planned, attempts, replanned
         attempts += 1
         published = view.topologies.get(record.topology_id)

@@ -263,7 +263,7 @@ def _accept_again(
 def _reopen(
     ctx: OperationsContext, token: str, stored: tuple[TokenRecord, int], epoch: int
 ) -> tuple[TokenRecord, int]:
-    """Mark a submission whose run continues as not ended; its record and data version.
+    """Mark a submission whose run continues as not ended; the record and version.
 
     The stored record if it has not ended, was published, or was changed at the same time.
     """

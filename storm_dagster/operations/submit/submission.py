@@ -190,6 +190,7 @@ def _conf_result(
     spec: TopologySpec,
     **fields: Any,
 ) -> ConfResult:
+    """The result of stage 1; ``fields`` are more fields of it."""
     return ConfResult(
         topology_id=record.topology_id,
         name=record.name,

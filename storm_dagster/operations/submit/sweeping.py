@@ -75,7 +75,7 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
 
 
 def _await_workers(ctx: OperationsContext, topology_id: str, wait_secs: float) -> None:
-    """Wait until no worker has a node, at most ``wait_secs``; then log that some have."""
+    """Wait until no worker has a node; log it if some have after ``wait_secs``."""
     deadline = ctx.monotonic() + wait_secs
     while ctx.cluster.state.find_children(paths.workers(topology_id)):
         if ctx.monotonic() >= deadline:
