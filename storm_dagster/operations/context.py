@@ -57,8 +57,9 @@ Planner = Callable[[PlacementBatch], PlacementResult]
 
 
 def no_observer(point: str) -> None:
-    """Observer of steps in production. :func:`~storm_dagster.operations.steps.step` does not
-    call it.
+    """Observer of steps in production.
+
+    :func:`~storm_dagster.operations.steps.step` does not call it.
     """
 
 

@@ -144,6 +144,18 @@ def retry_on_conflict(
         pause = min(pause * 1.5, _MAX_PAUSE_SECS)
 
 
+def epoch_is_over(ctx: OperationsContext, epoch: int) -> bool:
+    """True if the leadership epoch is another one now, by a read of ZooKeeper.
+
+    For deletions of blobs, which no transaction can fence.
+    """
+    stored = ctx.cluster.epoch()
+    if stored is None:
+        return True
+    current, _ = stored
+    return current != epoch
+
+
 def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int:
     """Delete ``path`` and all nodes below it in fenced transactions, children first.
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 
@@ -63,32 +63,52 @@ def topology_assets(
         return assets
     inputs_of = edges(described.spec)
     for component, kind, part in described.spec.components():
-        inputs = inputs_of[component]
-        component_key = dg.AssetKey([*prefix, name, component])
-        paths = part.conf.get("topology.component.assets") or ()
-        external_keys = [dg.AssetKey(path.split("/")) for path in paths]
-        sources = dict.fromkeys(source for source, _, _ in inputs)
-        upstream = [dg.AssetKey([*prefix, name, source]) for source in sources] or [key]
-        outputs = [(stream, ", ".join(out.fields)) for stream, out in part.outputs.items()]
-        spec = dg.AssetSpec(
-            key=component_key,
-            deps=[*upstream, *external_keys] if kind == "spout" else upstream,
-            description=f"The {kind} {component} of topology {name}: {_code(part)}.",
-            kinds={"storm", _kind(part)},
-            metadata={
-                "executors": declaration.parallelism.get(component, part.parallelism),
-                "inputs": table("from stream grouping", inputs),
-                "outputs": table("stream fields", outputs),
-                "dagster/column_schema": _columns(part),
-                **_code_reference(described, part.object.python),
-            },
-            **common,
+        assets += _component_assets(
+            declaration, described, key, component, kind, part, inputs_of[component], common
         )
-        assets.append(StormAsset(kind, spec, topology=name, component=component))
-        if kind == "bolt":
-            for external_key in external_keys:
-                target = _target_spec(name, component, component_key, external_key, common)
-                assets.append(StormAsset("target", target, topology=name))
+    return assets
+
+
+def _component_assets(
+    declaration: Declaration,
+    described: TargetDescription,
+    topology_key: dg.AssetKey,
+    component: str,
+    kind: Literal["spout", "bolt"],
+    part: ComponentSpec,
+    inputs: Sequence[tuple[str, str, str]],
+    common: Mapping[str, Any],
+) -> list[StormAsset]:
+    """The asset of one component, then those that it writes.
+
+    ``inputs`` are (source component, stream, grouping in words).
+    """
+    name = declaration.name
+    component_key = dg.AssetKey([*topology_key.path, component])
+    paths = part.conf.get("topology.component.assets") or ()
+    external_keys = [dg.AssetKey(path.split("/")) for path in paths]
+    sources = dict.fromkeys(source for source, _, _ in inputs)
+    upstream = [dg.AssetKey([*topology_key.path, source]) for source in sources] or [topology_key]
+    outputs = [(stream, ", ".join(out.fields)) for stream, out in part.outputs.items()]
+    spec = dg.AssetSpec(
+        key=component_key,
+        deps=[*upstream, *external_keys] if kind == "spout" else upstream,
+        description=f"The {kind} {component} of topology {name}: {_code(part)}.",
+        kinds={"storm", _kind(part)},
+        metadata={
+            "executors": declaration.parallelism.get(component, part.parallelism),
+            "inputs": table("from stream grouping", inputs),
+            "outputs": table("stream fields", outputs),
+            "dagster/column_schema": _columns(part),
+            **_code_reference(described, part.object.python),
+        },
+        **common,
+    )
+    assets = [StormAsset(kind, spec, topology=name, component=component)]
+    if kind == "bolt":
+        for external_key in external_keys:
+            target = _target_spec(name, component, component_key, external_key, common)
+            assets.append(StormAsset("target", target, topology=name))
     return assets
 
 

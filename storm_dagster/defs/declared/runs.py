@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client.changes import change_topology
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness, configured_checks
@@ -17,7 +18,13 @@ from storm_dagster.defs.declared.declaration import (
     describe_declared,
     differences,
 )
-from storm_dagster.defs.declared.deploy import Reconciler, RunQueued, deploy_lock, read_actual
+from storm_dagster.defs.declared.deploy import (
+    DeployPolicy,
+    Reconciler,
+    RunQueued,
+    deploy_lock,
+    read_actual,
+)
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.keys import catalog_field, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
@@ -27,6 +34,7 @@ from storm_dagster.model.dagster_names import PRIORITY_TAGS
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, StormDagsterError
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.rebalance import rebalance as plan_rebalance
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 DEPLOY_JOB = "deploy_declared"
 """The job that deploys the selected declared topologies."""
@@ -198,33 +206,20 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
         notify = context.log.info
         deploys_code = config.deploy_code or (is_by_hand and run.job_name == DEPLOY_JOB)
         # The policy manual means that code is deployed only by such a run.
-        policy = "hot" if deploys_code and topology.policy == "manual" else topology.policy
-        changes: list[str] = []
+        policy: DeployPolicy = topology.policy
+        if deploys_code and policy == "manual":
+            policy = "hot"
         with step_errors(), mark_final_failure(context), topology.connect() as (cluster, blobs):
-            version = described.code_version
-            with deploy_lock(cluster, name, version, run.run_id, notify) as is_locked:
-                is_deployed = is_locked
-                if is_locked:
-                    try:
-                        with topology.nimbus.client() as nimbus:
-                            reconciler = Reconciler(
-                                nimbus,
-                                topology.declaration,
-                                described,
-                                policy,
-                                topology.batch,
-                                token=f"{run.run_id}-{topology.identifier}"[:200],
-                                notify=notify,
-                                shares_queue=context.instance.has_run,
-                            )
-                            changes = reconciler.run(
-                                read_actual(cluster, blobs, name),
-                                only_submit=config.only_submit,
-                                may_submit=is_by_hand or newest is None,
-                            )
-                    except RunQueued as queued:
-                        is_deployed = False
-                        changes = [str(queued)]
+            is_deployed, changes = _reconcile(
+                context,
+                topology,
+                described,
+                policy,
+                cluster,
+                blobs,
+                only_submit=config.only_submit,
+                may_submit=is_by_hand or newest is None,
+            )
             snapshot = topology.snapshot(cluster, blobs, cluster.load_view())
         for line in changes or [f"{name}: nothing was changed"]:
             notify(line)
@@ -249,6 +244,49 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
         )
 
     return deploy
+
+
+def _reconcile(
+    context: dg.AssetExecutionContext,
+    topology: DeclaredTopology,
+    described: TargetDescription,
+    policy: DeployPolicy,
+    cluster: StormClusterState,
+    blobs: BlobStore,
+    *,
+    only_submit: bool,
+    may_submit: bool,
+) -> tuple[bool, list[str]]:
+    """Apply the declaration under the lock of its deploys, as :meth:`Reconciler.run`.
+
+    True and the changes in words. False if another run makes the change: one that deploys the same
+    version now, or a queued one, which is then in the words.
+    """
+    run_id = context.run.run_id
+    notify = context.log.info
+    with deploy_lock(cluster, topology.name, described.code_version, run_id, notify) as is_locked:
+        if not is_locked:
+            return False, []
+        try:
+            with topology.nimbus.client() as nimbus:
+                reconciler = Reconciler(
+                    nimbus,
+                    topology.declaration,
+                    described,
+                    policy,
+                    topology.batch,
+                    token=f"{run_id}-{topology.identifier}"[:200],
+                    notify=notify,
+                    shares_queue=context.instance.has_run,
+                )
+                changes = reconciler.run(
+                    read_actual(cluster, blobs, topology.name),
+                    only_submit=only_submit,
+                    may_submit=may_submit,
+                )
+        except RunQueued as queued:
+            return False, [str(queued)]
+    return True, changes
 
 
 def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:

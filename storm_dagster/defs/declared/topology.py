@@ -142,7 +142,10 @@ class DeclaredTopology:
             return DeclaredSnapshot(results, metadata=metadata)
         metadata["running_code_version"] = actual.code_version or "none"
         stored_epoch = cluster.epoch()
-        http = stored_epoch[1].http if stored_epoch else ""
+        http = ""
+        if stored_epoch is not None:
+            _, leader = stored_epoch
+            http = leader.http
         services = {node: info.http for node, info in view.supervisors.items()}
         details: dict[str, Any] = {**statistics_links(http, self.name)}
         details["workers_and_logs"] = workers_markdown(document, services)

@@ -246,7 +246,8 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
     if stored_assignment is None or tasks is None:
         return report, gap  # The topology was killed since.
     common = {"topology_id": report.topology_id, "status": report.status or "gone"}
-    published = stored_metadata(stored_assignment[0], tasks.component_of(), report.name)
+    assignment, _ = stored_assignment
+    published = stored_metadata(assignment, tasks.component_of(), report.name)
     for key, metadata in (
         (PUBLISHED_ASSIGNMENT, {**common, **published}),
         (ACTIVE_TOPOLOGY, common),
@@ -394,42 +395,48 @@ def _done_by_former_leader(context: dg.OpExecutionContext, ops: OperationsContex
     return request.encode() in (ops.cluster.state.get_data(paths.UNREPORTED) or b"")
 
 
+def _perform(
+    verb: Verb,
+    context: dg.OpExecutionContext,
+    config: Any,
+    names: DagsterNames,
+    handles: Handles,
+    nimbus: NimbusResource,
+    *handle: str | None,
+) -> None:
+    """Execute the verb in its run, wait for the effect, and report it.
+
+    ``handle`` is given for a verb that brings code. No effect if a leader of a former release has
+    executed the request already.
+    """
+    began = time.monotonic()
+    effect = _EFFECTS[verb.effect]
+    with operations(context, handles) as ops:
+        if verb.executed_by == "leader" and _done_by_former_leader(context, ops):
+            context.log.warning(
+                f"{verb.name} of {config.name}: done by the leader, "
+                "because Dagster did not answer it in time"
+            )
+            return
+        run = _VerbRun(verb, context, config, names, handles, ops, nimbus)
+        # An update has the record of its token, in place of one that a run claims.
+        if not verb.has_token_record:
+            claim_record(context, ops)
+        try:
+            result, more = effect(run, *handle)
+        finally:
+            end_record(context, ops)
+    outcome, metadata = _metadata(result)
+    metadata = {**metadata, **more, "seconds": round(time.monotonic() - began, 3)}
+    run.observe(result.name, outcome, metadata)
+    context.add_output_metadata(metadata)
+    if not context.has_tag(TOPOLOGY_TAG):
+        context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: result.name})
+
+
 @functools.lru_cache(maxsize=128)
 def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
     """The job of the verb; equal calls return the same one."""
-
-    def perform(
-        context: dg.OpExecutionContext,
-        config: Any,
-        names: DagsterNames,
-        handles: Handles,
-        nimbus: NimbusResource,
-        *handle: str | None,
-    ) -> None:
-        """Execute the verb, and report it; ``handle`` is given for a verb that brings code."""
-        began = time.monotonic()
-        effect = _EFFECTS[verb.effect]
-        with operations(context, handles) as ops:
-            if verb.executed_by == "leader" and _done_by_former_leader(context, ops):
-                context.log.warning(
-                    f"{verb.name} of {config.name}: done by the leader, "
-                    "because Dagster did not answer it in time"
-                )
-                return
-            run = _VerbRun(verb, context, config, names, handles, ops, nimbus)
-            # An update has the record of its token, in place of one that a run claims.
-            if not verb.has_token_record:
-                claim_record(context, ops)
-            try:
-                result, more = effect(run, *handle)
-            finally:
-                end_record(context, ops)
-        outcome, metadata = _metadata(result)
-        metadata = {**metadata, **more, "seconds": round(time.monotonic() - began, 3)}
-        run.observe(result.name, outcome, metadata)
-        context.add_output_metadata(metadata)
-        if not context.has_tag(TOPOLOGY_TAG):
-            context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: result.name})
 
     def verb_op(
         context: dg.OpExecutionContext,
@@ -438,7 +445,7 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
         handles: Handles,
         nimbus: NimbusResource,
     ) -> None:
-        perform(context, config, names, handles, nimbus)
+        _perform(verb, context, config, names, handles, nimbus)
 
     def code_op(
         context: dg.OpExecutionContext,
@@ -456,7 +463,7 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
                 config.conf,
                 config.allow_degraded,
             )
-        perform(context, config, names, handles, nimbus, handle)
+        _perform(verb, context, config, names, handles, nimbus, handle)
 
     op = code_op if verb.brings_code else verb_op
     # Dagster makes the form of the annotation, which differs for each verb.

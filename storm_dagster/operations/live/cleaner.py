@@ -35,6 +35,7 @@ from storm_dagster.operations.transactions import (
     bump_assignments_version,
     commit,
     delete_tree,
+    epoch_is_over,
     retry_on_conflict,
 )
 from storm_dagster.zk.shards import delete_ops
@@ -495,8 +496,7 @@ def _delete_blobs(
     """
     deleted: list[str] = []
     for key in keys:
-        current = ctx.cluster.epoch()
-        if current is None or current[0] != epoch:
+        if epoch_is_over(ctx, epoch):
             raise Fenced(
                 f"leadership epoch {epoch} is over: cleaning stops, the new leader continues it"
             )

@@ -131,7 +131,10 @@ def update(
 def _is_published(ctx: OperationsContext, token: str) -> bool:
     """True if the token's topology was published, even if it no longer exists."""
     stored = read_token(ctx, token)
-    return stored is not None and stored[0].published
+    if stored is None:
+        return False
+    record, _ = stored
+    return record.published
 
 
 def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:

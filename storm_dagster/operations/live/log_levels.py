@@ -50,8 +50,13 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
     def attempt(view: ClusterView) -> None:
         topology = topology_by_name(view, name)
         path = paths.log_levels(topology.id)
-        node = ctx.cluster.state.get_data_with_version(path)
-        stored = KeptLevels() if node is None else decode_record(KeptLevels, node[0], path)
+        stored = KeptLevels()
+        version: int | None = None
+        stored_node = ctx.cluster.state.get_data_with_version(path)
+        if stored_node is not None:
+            raw, node = stored_node
+            stored = decode_record(KeptLevels, raw, path)
+            version = node.version
         before = stored.loggers
         now_ms = int(time.time() * 1000)
         after = {
@@ -75,7 +80,7 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
         transaction = ctx.cluster.fenced(epoch).check(
             paths.topology(topology.id), topology.base_at.version
         )
-        transaction.put(path, record, None if node is None else node[1].version)
+        transaction.put(path, record, version)
         commit(ctx, transaction, "log_levels")
 
     retry_on_conflict(ctx, f"keeping the log levels of {name}", attempt)

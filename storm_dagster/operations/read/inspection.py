@@ -68,10 +68,11 @@ def take_snapshot(
     rebalance_requests = frozenset(
         topology.id for topology in visible if _has_pending_rebalance(ctx, topology.id)
     )
+    # Tokens are claimed before a base exists, and read after the bases here.
+    tokens, _ = read_tokens(ctx)
     return ClusterSnapshot(
         view=view,
-        # Tokens are claimed before a base exists, and read after it here.
-        tokens=read_tokens(ctx)[0],
+        tokens=tokens,
         blobs=stored_hashes(ctx.blobs, keys),
         copies=copies,
         wanted_copies={

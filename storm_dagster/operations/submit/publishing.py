@@ -204,6 +204,8 @@ def _plan(
     runnable: Runnable,
 ) -> StagedPlacement:
     """Plan the staged tasks on the view; raises the planner's error."""
+    # For a topology with the conf key ``use.old.assignment``.
+    backup, _ = read_backup(ctx, record.name)
     batch = new_batch(
         view,
         name=record.name,
@@ -212,7 +214,7 @@ def _plan(
         table=staged.table,
         executors=staged.executors,
         workers=staged.workers,
-        backup=read_backup(ctx, record.name)[0],
+        backup=backup,
         replaces=record.replaces,
     )
     result = plan_or_raise(ctx, batch, record.name)
@@ -314,10 +316,14 @@ def _publish(
     :class:`Conflict` if its topology was published before and is gone.
     """
     topology_id = record.topology_id
+    expired = NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
     stored_token = read_token(ctx, token)
-    if stored_token is None or stored_token[0].topology_id != topology_id:
-        raise NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
+    if stored_token is None:
+        raise expired
     token_record, token_version = stored_token
+    if token_record.topology_id != topology_id:
+        # It was used again after it had expired.
+        raise expired
     if token_record.published:
         raise Conflict(
             f"{topology_id} was published before and has been killed: submit with a new token"

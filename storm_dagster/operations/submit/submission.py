@@ -27,6 +27,7 @@ from storm_dagster.model.conf import mask
 from storm_dagster.model.conf_layers import LayerName, merge_conf, overlay
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
 from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import (
@@ -106,8 +107,10 @@ def stage_conf(
     check_topology_name(name)
     ctx = ctx.accepting_fewer(allow_degraded)
     epoch = ctx.current_epoch()
+    earlier: TokenRecord | None = None
     stored = staging.read_token(ctx, token)
-    earlier = None if stored is None else stored[0]
+    if stored is not None:
+        earlier, _ = stored
     if earlier is not None and replaces is None:
         replaces = _staged_replaces(ctx, token)
     view = ctx.cluster.load_view()
@@ -323,8 +326,8 @@ def update_differences(
     old = {**load_runnable(ctx, topology).conf, "topology.workers": topology.base.workers}
     new = total_conf(ctx.values(), normalize_conf(ctx.values(), submitted, spec, topology.id))
     differences = conf_differences(old, new)
-    before = mask({key: pair[0] for key, pair in differences.items()})
-    after = mask({key: pair[1] for key, pair in differences.items()})
+    before = mask({key: old_value for key, (old_value, _) in differences.items()})
+    after = mask({key: new_value for key, (_, new_value) in differences.items()})
     return {key: {"old": before[key], "new": after[key]} for key in differences}
 
 
@@ -339,7 +342,11 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
     record = staging.read_record(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
     conf, spec = staging.read_topology(ctx, token)
-    stored_token = staging.read_token(ctx, token)
+    is_published = False
+    stored = staging.read_token(ctx, token)
+    if stored is not None:
+        token_record, _ = stored
+        is_published = token_record.published
     return store_code(
         ctx,
         record.topology_id,
@@ -348,7 +355,7 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
         conf=conf,
         spec=spec,
         # A repetition never replaces running code: a published topology is only completed.
-        keep=stored_token is not None and stored_token[0].published,
+        keep=is_published,
         allow_degraded=record.allow_degraded,
     )
 

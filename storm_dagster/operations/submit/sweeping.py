@@ -19,7 +19,7 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.operations.context import OperationsContext, load_code
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
-from storm_dagster.operations.transactions import delete_tree
+from storm_dagster.operations.transactions import delete_tree, epoch_is_over
 from storm_dagster.security.spark_remote import cluster_spark_servers, derived_spark_token
 
 _SWEPT = {
@@ -66,8 +66,7 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
         # A live worker keeps its node: the cleaner deletes the parent once the worker has ended.
         delete_tree(ctx, epoch, paths.workers(topology_id), "sweep.workers")
     # Blobs are not in ZooKeeper, so the epoch is checked before their deletion.
-    current = ctx.cluster.epoch()
-    if current is None or current[0] != epoch:
+    if epoch_is_over(ctx, epoch):
         raise Fenced(
             f"leadership epoch {epoch} is over, no blob was deleted: "
             "stop acting, ask the new leader"
