@@ -143,15 +143,15 @@ def _key_changes(
     names: DagsterNames,
     memory: LifecycleMemory,
     view: ClusterView,
+    registered: Collection[str],
     removed_ids: Collection[str],
     done: Iterable[DoneAction],
 ) -> _KeyChanges:
     """Compare the partition keys with the live topologies.
 
-    ``memory`` is that of the former tick, ``removed_ids`` are the topologies that the leader has
-    removed, ``done`` are the transitions of this tick.
+    ``memory`` is that of the former tick, ``registered`` are the partition keys, ``removed_ids`` the
+    topologies that the leader has removed, ``done`` the transitions of this tick.
     """
-    registered = set(instance.get_dynamic_partitions(names.partitions))
     alive = {topology.base.name for topology in view.topologies.values()}
     # A topology that lived for less than a tick was not seen alive.
     former_ids = () if memory.removed is msgspec.UNSET else memory.removed
@@ -160,14 +160,14 @@ def _key_changes(
     removed_names |= {action.name for action in done if action.action == "remove"}
     # A key that was never seen alive belongs to a submission that is being prepared, by hand or by
     # a run.
-    candidates = (set(memory.alive) | removed_names) & registered
+    candidates = (set(memory.alive) | removed_names) & set(registered)
     dropped = [
         name
         for name in sorted(candidates - alive)
         if may_drop(instance, names, name, view.cluster_id)
     ]
     pending_names = alive | candidates - {*dropped}
-    return _KeyChanges(sorted(alive - registered), dropped, tuple(sorted(pending_names)))
+    return _KeyChanges(sorted(alive - set(registered)), dropped, tuple(sorted(pending_names)))
 
 
 def lifecycle_sensor(
@@ -188,8 +188,11 @@ def lifecycle_sensor(
             )
             if report.done:
                 view = ops.cluster.load_view()
+            registered = context.instance.get_dynamic_partitions(names.partitions)
             removed = removed_by_leader(ops.cluster)
-            keys = _key_changes(context.instance, names, memory, view, removed, report.done)
+            keys = _key_changes(
+                context.instance, names, memory, view, registered, removed, report.done
+            )
             memory = LifecycleMemory(report.memory, keys.alive, removed)
             record = store_memory(
                 ops.cluster, _NAME, encode_memory(memory), record, epoch=view.epoch
