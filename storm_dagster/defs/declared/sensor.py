@@ -146,7 +146,9 @@ def _take_snapshots(
     """
     snapshots: dict[str, DeclaredSnapshot] = {}
     with ExitStack() as stack:
-        nimbus: Any = stack.enter_context(declared[0].nimbus.client(2.0))
+        # All have the resources of the same cluster. A tick waits at most 2 s for a leader.
+        first = declared[0]
+        nimbus: Any = stack.enter_context(first.nimbus.client(patience_secs=2.0))
 
         def measure(name: str) -> dict[str, Any] | None:
             nonlocal nimbus
@@ -157,7 +159,7 @@ def _take_snapshots(
                 return None
 
         try:
-            cluster, blobs = stack.enter_context(declared[0].connect(instance))
+            cluster, blobs = stack.enter_context(first.connect(instance))
             view = cluster.load_view()
             for topology in declared:
                 snapshots[topology.name] = topology.snapshot(cluster, blobs, view, measure)

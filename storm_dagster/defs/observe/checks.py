@@ -106,6 +106,8 @@ def outcome_of(
 
 
 def _view_check(name: str) -> Callable[..., dg.AssetCheckResult]:
+    """The function of the check ``name`` of :data:`CHECK_ASSETS`."""
+
     def check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
         with step_errors(), zookeeper.cluster() as cluster:
             view = cluster.load_view()

@@ -57,6 +57,7 @@ def explain_document(
     if moved:
         lost_reasons = {str(number): _REASON_LOST for number in moved}
         document["reasons"] = {**stored["reasons"], **lost_reasons}
+    # Tasks that do not run, and tasks that the assignment does not name.
     lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
     unassigned, waiting = _slot_outlook(view, topology, runnable, lost)
     document["unassigned"] = unassigned

@@ -35,6 +35,7 @@ from storm_dagster.operations.transactions import ReplyLost, commit, lost_race
 Part = Literal["record", "conf", "topology", "tasks", "placement"]
 """Part of a staged submission, each in a blob of its own."""
 PARTS: tuple[Part, ...] = ("record", "conf", "topology", "tasks", "placement")
+"""All parts."""
 
 _STAGE_OF_PART = {"tasks": "storm/task_info", "placement": "storm/assignment"}
 """Asset that stages a part; ``storm/topology_conf`` stages the others."""
@@ -50,6 +51,7 @@ class StagingRecord(Record):
     topology_id: str
     name: str
     epoch: int
+    """Leadership epoch in which the submission must be published."""
     handle: str | None = None
     """Upload that was staged; ``None`` without one."""
     archive: str
