@@ -55,8 +55,8 @@ _SILENT_SECS = 7200.0
 def run_under_way(instance: dg.DagsterInstance, now: float | None = None, **filters: Any) -> bool:
     """True if a run of those ``filters`` (fields of ``RunsFilter``) has not finished.
 
-    ``now`` is epoch seconds. Dagster may keep the status of a run whose process died permanently: a run that was not updated
-    for two hours counts only if it is queued.
+    ``now`` is epoch seconds. Dagster may keep the status of a run whose process died permanently: a
+    run that was not updated for two hours counts only if it is queued.
     """
     statuses = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
     since = (now or time.time()) - _SILENT_SECS

@@ -56,8 +56,8 @@ def load_inimbus(conf: Mapping[str, Any] | Any, directory: Path | None = None) -
     """The prepared plug-in of the conf; ``None`` if the conf names none.
 
     ``directory`` is the folder of the plug-in, by default one in HOME; it is created. Each call
-    with the same class and folder returns the same object. Raises :class:`InvalidRequest` if it cannot be loaded, lacks
-    a method, or its ``prepare`` fails.
+    with the same class and folder returns the same object. Raises :class:`InvalidRequest` if it
+    cannot be loaded, lacks a method, or its ``prepare`` fails.
     """
     name = conf.get(_KEY)
     if not name:

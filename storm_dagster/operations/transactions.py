@@ -71,9 +71,9 @@ def bump_assignments_version(
 ) -> Transaction:
     """Append the write that raises the version of ``/assignments``.
 
-    The commit fails if it has another version than in the view by then. The same write records there which
-    topologies change. ``changed``: topology id -> the
-    assignment that the transaction writes, ``None`` if it removes the assignment.
+    The commit fails if it has another version than in the view by then. The same write records
+    there which topologies change. ``changed``: topology id -> the assignment that the transaction
+    writes, ``None`` if it removes the assignment.
     """
     return transaction.set(
         paths.ASSIGNMENTS, append_change(view, changed), view.assignments_version

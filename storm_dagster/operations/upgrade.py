@@ -115,12 +115,12 @@ def gray_upgrade(
 ) -> UpgradeResult:
     """Begin an upgrade with the code of ``handle``.
 
-    ``handle`` names the upload. Without it, continue the current upgrade. Requests one batch; the topology master's
-    supervisor picks its workers. With an empty selection a new upgrade takes the selection of the
-    new code's own conf (``topology.upgrade.worker.num``, ``.component``, ``.workers``). A
-    repetition with the ``token`` that began the upgrade or requested its newest batch has no
-    further effect, also after the upgrade has ended. The request is checked, and the code stored
-    and replicated, before the topology is touched.
+    ``handle`` names the upload. Without it, continue the current upgrade. Requests one batch; the
+    topology master's supervisor picks its workers. With an empty selection a new upgrade takes the
+    selection of the new code's own conf (``topology.upgrade.worker.num``, ``.component``,
+    ``.workers``). A repetition with the ``token`` that began the upgrade or requested its newest
+    batch has no further effect, also after the upgrade has ended. The request is checked, and the
+    code stored and replicated, before the topology is touched.
 
     Raises :class:`NotAlive`; :class:`Conflict` if the topology is not ACTIVE, if new code is given
     while an upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong
@@ -303,10 +303,11 @@ def await_upgrade(
 
     That is the end of the requested batch (outcome ``batch done``) or of the upgrade
     (``completed``). With ``back``, wait until every worker runs the former code (``rolled back``).
-    The outcome is ``under way`` if ``wait_secs`` are over first. ``on_worker`` is called with ``host:port`` and phase of each
-    worker whose phase changed. :class:`InvalidTopology` if the upgrade was rolled back because of a
-    failure of the new code, :class:`Conflict` if a rollback was requested, :class:`NotAlive` if the
-    topology was killed. Due transitions are executed here as well, because the leader may be away.
+    The outcome is ``under way`` if ``wait_secs`` are over first. ``on_worker`` is called with
+    ``host:port`` and phase of each worker whose phase changed. :class:`InvalidTopology` if the
+    upgrade was rolled back because of a failure of the new code, :class:`Conflict` if a rollback
+    was requested, :class:`NotAlive` if the topology was killed. Due transitions are executed here
+    as well, because the leader may be away.
     """
     deadline = ctx.monotonic() + wait_secs
     # ``host:port`` -> phase at the last poll.

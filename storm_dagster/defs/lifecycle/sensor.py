@@ -149,8 +149,8 @@ def _key_changes(
 ) -> _KeyChanges:
     """Compare the partition keys with the live topologies.
 
-    ``memory`` is that of the former tick, ``registered`` are the partition keys, ``removed_ids`` the
-    topologies that the leader has removed, ``done`` the transitions of this tick.
+    ``memory`` is that of the former tick, ``registered`` are the partition keys, ``removed_ids``
+    the topologies that the leader has removed, ``done`` the transitions of this tick.
     """
     alive = {topology.base.name for topology in view.topologies.values()}
     # A topology that lived for less than a tick was not seen alive.

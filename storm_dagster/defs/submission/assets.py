@@ -55,7 +55,8 @@ def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
     """The run's topology: its partition key, which must be a registered one.
 
     :class:`InvalidRequest` without a partition, or for an unknown one; a key that was dropped while
-    nimbus's run was queued is added. Dagster checks this for a launch from the UI, not for one by GraphQL with a partition tag.
+    nimbus's run was queued is added. Dagster checks this for a launch from the UI, not for one by
+    GraphQL with a partition tag.
     """
     if not context.has_partition_key:
         raise InvalidRequest(

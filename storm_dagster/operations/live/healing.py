@@ -42,9 +42,10 @@ def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignRe
     """Reassign the tasks of the causes.
 
     One result and one transaction per topology, in topology id order; empty without causes. A cause
-    of an older assignment is ``void``, and so is one whose worker came back. An unchanged placement is not written. Each topology fails
-    alone (``failed``, with the reason); only :class:`Fenced` ends the whole call. PySpark plans; if
-    it is unreachable the local planner does, and the result names it.
+    of an older assignment is ``void``, and so is one whose worker came back. An unchanged placement
+    is not written. Each topology fails alone (``failed``, with the reason); only :class:`Fenced`
+    ends the whole call. PySpark plans; if it is unreachable the local planner does, and the result
+    names it.
     """
     by_topology = multimap((cause.topology_id, cause) for cause in causes)
     if not by_topology:

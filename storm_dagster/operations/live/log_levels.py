@@ -42,8 +42,9 @@ def level_change(logger: object, level: object, secs: object, reset: object) -> 
 def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, LevelChange]) -> None:
     """Write the changes to the topology's own record, in one fenced transaction.
 
-    Changes whose time is over are removed. Without a difference the record is not written. Workers that begin later read it; it is removed
-    with the topology. Raises :class:`NotAlive`, and :class:`InvalidRequest` beyond 200 loggers.
+    Changes whose time is over are removed. Without a difference the record is not written. Workers
+    that begin later read it; it is removed with the topology. Raises :class:`NotAlive`, and
+    :class:`InvalidRequest` beyond 200 loggers.
     """
     epoch = ctx.current_epoch()
 

@@ -248,7 +248,8 @@ def _accept_again(
         # A former leader accepted it, and its run may exist: only the epoch changes.
         changes: dict[str, Any] = {"epoch": epoch}
     else:
-        # The record has ended, or no leader launches its run: this request starts it from the beginning.
+        # The record has ended, or no leader launches its run: this request starts it from the
+        # beginning.
         changes = {
             "epoch": epoch,
             "started_secs": ctx.now_secs(),
@@ -293,9 +294,9 @@ def release_token(
 ) -> None:
     """Prevent every leader from launching the token's run.
 
-    The error told the caller to repeat the request, or the run has ``ended``. A token that was published, or that
-    expired, stays unchanged; with ``version``, also one whose record was changed since it had that
-    data version.
+    The error told the caller to repeat the request, or the run has ``ended``. A token that was
+    published, or that expired, stays unchanged; with ``version``, also one whose record was changed
+    since it had that data version.
     """
     stored = read_token(ctx, token)
     if stored is None:

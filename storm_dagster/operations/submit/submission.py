@@ -276,9 +276,10 @@ def read_source(
 ) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
     """The uploaded conf and topology, warnings, and the blob key of the archive.
 
-    ``former`` is the running topology that the upload replaces or upgrades, if any. Conf and topology are checked here and not later. The conf keeps the submitted keys of the code
-    that ``former`` runs if the upload does not have them; not for an upload by Thrift, because a
-    Storm client sends the complete conf each time. :class:`NotAlive` without the upload,
+    ``former`` is the running topology that the upload replaces or upgrades, if any. Conf and
+    topology are checked here and not later. The conf keeps the submitted keys of the code that
+    ``former`` runs if the upload does not have them; not for an upload by Thrift, because a Storm
+    client sends the complete conf each time. :class:`NotAlive` without the upload,
     :class:`InvalidTopology` for an invalid one; :class:`NotAuthorized` if a user who is not an
     administrator changes the owner's lists.
     """
