@@ -33,11 +33,12 @@ def explain_document(
 ) -> dict[str, Any]:
     """``stored`` (blob ``<id>-placement.json``) completed by the current state.
 
-    It stays unchanged itself, and is the result if the topology has no tasks. ``down`` are tasks
-    that do not run. Those without a free slot are in ``unassigned`` with the reason, the others in
-    ``waiting`` with the slot that they would get. A task that ``stored`` has in another slot has no
-    stored reason. ``components`` and ``slots`` map each task; ``fused`` maps bolts to the spout
-    whose query runs them; ``choice`` compares the worker of ``task`` with its alternatives.
+    ``stored`` itself stays unchanged; the result is a copy if the topology has no tasks. ``down``
+    are tasks that do not run. Those without a free slot are in ``unassigned`` with the reason, the
+    others in ``waiting`` with the slot that they would get. A task that ``stored`` has in another
+    slot has no stored reason. ``components`` and ``slots`` map each task; ``fused`` maps bolts to
+    the spout whose query runs them; ``choice`` compares the worker of ``task`` with its
+    alternatives.
     """
     document = dict(stored)
     if topology.tasks is None:
