@@ -52,7 +52,9 @@ _FORK_SERVER = os.getpid()
 _PR_SET_PDEATHSIG = 1
 """From ``linux/prctl.h``."""
 _prctl: Any = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+"""Linux's ``prctl``; ``None`` on another system."""
 _is_forked = False
+"""True in a run's process, and in the processes that it forks."""
 
 
 def load() -> None:
@@ -74,6 +76,7 @@ def load() -> None:
         public_authorities()
     except Exception as error:
         log.warning("runs load the certificate authorities themselves: %s", error)
+    # Objects that the garbage collector does not visit stay in the pages that all forks share.
     gc.collect()
     gc.freeze()
 

@@ -21,6 +21,7 @@ _UNFINISHED = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
+"""Statuses of a run that has a process."""
 
 
 def report_lost_runs(instance: dg.DagsterInstance, socket: str, location: str) -> list[str]:
@@ -56,6 +57,7 @@ def report_lost_runs(instance: dg.DagsterInstance, socket: str, location: str) -
 
 
 def _is_of(run: dg.DagsterRun, socket: str, location: str) -> bool:
+    """True if a code server of ``location`` at ``socket`` has started the run."""
     origin = run.remote_job_origin
     if origin is None:
         return False

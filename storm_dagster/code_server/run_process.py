@@ -30,10 +30,13 @@ class RunProcessRecord(BaseModel, ExactProcess, frozen=True, extra="ignore"):
     run_id: str
     """Id of the run; Dagster copies tags to a retry, which has another process."""
     machine: str
+    """:func:`machine_id` of the process."""
     boot_id: str
     pid_namespace: str
+    """:func:`pid_namespace` of the process: its pid is valid only there."""
     pid: int
     start_ticks: int
+    """Start of the process in clock ticks since the boot; 0 if it is unknown."""
 
     @staticmethod
     def of_this_process(run_id: str) -> "RunProcessRecord":
@@ -97,8 +100,12 @@ class RunProcess(ForkServerProcess):
     _start_method = "spawn"
 
     def run(self) -> None:
-        """Tag the run with this process, and execute it."""
-        # The folder belongs to the code server, which empties it at its next start.
+        """Tag the run with this process, and execute it.
+
+        An error of the tag is only logged.
+        """
+        # `multiprocessing` would put files and sockets of this process into the temporary folder of
+        # its parent. That belongs to the code server, which empties it at its next start.
         configuration: Any = getattr(self, "_config", None)
         if isinstance(configuration, dict):
             configuration.pop("tempdir", None)
@@ -117,6 +124,10 @@ class RunContext(ForkServerContext):
 
 
 def _tag_run(serialized_arguments: str) -> None:
+    """Tag the run with the record of this process.
+
+    ``serialized_arguments`` are those of Dagster's function that executes a run.
+    """
     arguments: Any = dg.deserialize_value(serialized_arguments)
     record = RunProcessRecord.of_this_process(arguments.run_id)
     with dg.DagsterInstance.from_ref(arguments.instance_ref) as instance:

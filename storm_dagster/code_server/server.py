@@ -37,6 +37,7 @@ _PAUSE_SECS = 5.0
 They are not disturbed in it.
 """
 _PRELOADED = "storm_dagster.code_server.libraries"
+"""Module that the fork server imports first; it loads the libraries of runs."""
 _MAX_ADDRESS = 107
 """Bytes of the path of a unix socket."""
 _MAX_NAME = len("/listener-12345678")
@@ -81,7 +82,9 @@ def serve(arguments: Sequence[str], socket: str | None, location: str) -> None:
 def fork_runs(socket: str | None) -> None:
     """Make each code server that this process creates fork its runs, if possible.
 
-    ``socket`` is the code server's socket, if it serves on one.
+    ``socket`` is the code server's socket, if it serves on one. It changes Dagster's class, so that
+    a call after the creation of a code server has no effect on that one. Where a fork is not
+    possible the class, or the code server, stays unchanged.
     """
     if not sys.platform.startswith("linux"):
         # Libraries of other systems do not survive a fork.
@@ -187,6 +190,7 @@ def _start_later(action: Callable[[], None]) -> None:
 
 
 def _report_lost_runs(socket: str, location: str) -> None:
+    """Report lost runs in a thread of this process; an error is only logged."""
     try:
         with dg.DagsterInstance.get() as instance:
             report_lost_runs(instance, socket, location)
@@ -195,7 +199,10 @@ def _report_lost_runs(socket: str, location: str) -> None:
 
 
 def _storage_modules() -> list[str]:
-    """Modules of Dagster with the classes that ``dagster.yaml`` names."""
+    """Modules of Dagster with the classes that ``dagster.yaml`` names, sorted.
+
+    Empty if the instance cannot be opened: runs then load them themselves.
+    """
     try:
         with dg.DagsterInstance.get() as instance:
             parts = (

@@ -19,7 +19,8 @@ def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any
 
     A parameter that is one of this package's resources, such as ``zookeeper: ZooKeeperResource``,
     becomes the cluster's key (``storm_zookeeper``). One of type :class:`Handles` becomes the keys
-    of its three resources. One of type :class:`DagsterNames` gets ``names`` and is hidden.
+    of its three resources. One of type :class:`DagsterNames` gets ``names`` and is hidden. The
+    result has the name and the docstring of ``function``, and the changed signature.
     """
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function)
@@ -35,6 +36,7 @@ def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any
             parameters.append(parameter.replace(name=names.resource(key), annotation=kind))
 
     def bound(*args: Any, **kwargs: Any) -> Any:
+        # Dagster passes resources by the names in the changed signature.
         for name, hint in hints.items():
             if hint is DagsterNames:
                 kwargs[name] = names
@@ -57,7 +59,10 @@ def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any
 
 
 def _resources(name: str, hint: Any) -> dict[str, type]:
-    """Plain key -> type of the resources that a parameter needs."""
+    """Key -> type of the resources that a parameter needs; empty without one.
+
+    The keys are those of a cluster without a name and a prefix.
+    """
     if hint is Handles:
         return typing.get_type_hints(Handles)
     if isinstance(hint, type) and issubclass(hint, ClusterHandle):
@@ -116,7 +121,10 @@ def schedule(
 
 
 def asset_settings(names: DagsterNames, key: dg.AssetKey, table: str = "assets") -> dict[str, Any]:
-    """The catalog's settings of an asset, and those that a cluster's assets share."""
+    """The catalog's settings of an asset, and those that a cluster's assets share.
+
+    ``table`` is that of the catalog: ``assets`` (stages) or ``external`` (daemons).
+    """
     row = catalog()[table][key.path[-1]]
     return {
         "key": cluster_key(names, key),

@@ -27,7 +27,7 @@ from storm_dagster.defs.resources.processes import (
 )
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.defs.submission.assets import build_submission_assets
-from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
+from storm_dagster.defs.translator import StormAsset, StormTranslator, Translation, translate
 from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB, DagsterNames, queue_tags
 from storm_dagster.model.errors import InvalidRequest
 
@@ -110,14 +110,10 @@ def build_storm_defs(
     ]
     storm_assets = _storm_assets(assets)
     translation = translate(translator or StormTranslator(), storm_assets)
-    # The runs and sensors of this package use the keys of a cluster without a name.
-    prefix_length = len(names.asset_path(()))
-    translated_keys: dict[dg.AssetKey, dg.AssetKey] = {}
-    for asset in storm_assets:
-        plain_key = dg.AssetKey(list(asset.spec.key.path)[prefix_length:])
-        translated_keys[plain_key] = translation.key(cluster_key(names, plain_key))
+    translated_keys = _translated_keys(names, storm_assets, translation)
 
     def asset_job(name: str, *keys: dg.AssetKey) -> Any:
+        """The job that materializes these assets, given by their keys without a cluster."""
         # Without checks, which would be additional steps; a submission has exactly six.
         assets = dg.AssetSelection.assets(*(translated_keys[key] for key in keys))
         return dg.define_asset_job(
@@ -128,6 +124,7 @@ def build_storm_defs(
             tags=queue_tags(name),
         )
 
+    # Resources report under the translated keys.
     asset_keys = {
         key.to_user_string(): translated.to_user_string()
         for key, translated in translated_keys.items()
@@ -142,14 +139,8 @@ def build_storm_defs(
         spawn=spawn,
         asset_keys=asset_keys,
     )
-    translated_assets: list[dg.AssetsDefinition | dg.AssetSpec] = []
-    for asset in assets:
-        if isinstance(asset, dg.AssetsDefinition):
-            translated_assets.append(translation.of_definition(asset))
-        else:
-            translated_assets.append(translation.specs[asset.key])
     definitions = dg.Definitions(
-        assets=translated_assets,
+        assets=[_translated(asset, translation) for asset in assets],
         asset_checks=[translation.of_definition(check) for check in build_checks(names)],
         jobs=[
             asset_job(SUBMIT_JOB, *keys.STAGES),
@@ -188,10 +179,37 @@ def _storm_assets(assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> list[
     return storm_assets
 
 
+def _translated_keys(
+    names: DagsterNames, assets: Iterable[StormAsset], translation: Translation
+) -> dict[dg.AssetKey, dg.AssetKey]:
+    """Key in a cluster without a name -> translated key, of each asset.
+
+    The runs and sensors of this package use the keys of a cluster without a name.
+    """
+    prefix_length = len(names.asset_path(()))
+    translated_keys: dict[dg.AssetKey, dg.AssetKey] = {}
+    for asset in assets:
+        unnamed_key = dg.AssetKey(list(asset.spec.key.path)[prefix_length:])
+        translated_keys[unnamed_key] = translation.key(cluster_key(names, unnamed_key))
+    return translated_keys
+
+
+def _translated(
+    asset: dg.AssetsDefinition | dg.AssetSpec, translation: Translation
+) -> dg.AssetsDefinition | dg.AssetSpec:
+    """The asset with its translated spec."""
+    if isinstance(asset, dg.AssetsDefinition):
+        return translation.of_definition(asset)
+    return translation.specs[asset.key]
+
+
 def _replace_resources(
     names: DagsterNames, defaults: Mapping[str, Any], replacements: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The resources with the caller's replacements, named with or without the prefix."""
+    """The resources with the caller's replacements, named with or without the prefix.
+
+    :class:`InvalidRequest` for a name that is not one of the defaults.
+    """
     resources = dict(defaults)
     unknown: list[str] = []
     for key, resource in replacements.items():

@@ -12,7 +12,9 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.instance_advice import instance_advice, sensors_use_threads
 
 SETTINGS_CHECK = "instance_settings"
+"""Name of the check of these settings."""
 SHORT_TICK_SECS = 1.0
+"""Longest wait of a tick if the sensors of the instance share one thread."""
 
 
 def read_settings(instance: dg.DagsterInstance) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.tables import load_table
 
 GROUP = "submission"
+"""Asset group of the stages of a submission."""
 OWNER = "team:storm"
+"""Owner of this package's assets."""
 
 PARTITIONS_NAME = DagsterNames().partitions
 
@@ -43,15 +45,18 @@ WAITING_STATUSES = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.STARTING,
 ]
+"""Statuses of a run that has not started."""
 UNFINISHED_STATUSES = [*WAITING_STATUSES, dg.DagsterRunStatus.STARTED]
+"""Statuses of a run that has not finished, and that no user cancels."""
 _SILENT_SECS = 7200.0
+"""Time without an update after which a run counts as dead, unless it is queued."""
 
 
 def run_under_way(instance: dg.DagsterInstance, now: float | None = None, **filters: Any) -> bool:
-    """True if a run of those ``filters`` has not finished.
+    """True if a run of those ``filters`` (fields of ``RunsFilter``) has not finished.
 
-    Dagster may keep the status of a run whose process died permanently: a run that was not updated
-    for two hours counts only if it is queued.
+    ``now`` is epoch seconds. Dagster may keep the status of a run whose process died permanently: a
+    run that was not updated for two hours counts only if it is queued.
     """
     statuses = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
     since = (now or time.time()) - _SILENT_SECS

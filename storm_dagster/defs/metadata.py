@@ -26,10 +26,14 @@ from storm_dagster.model.topology import InputSpec, TopologySpec
 from storm_dagster.operations import results
 from storm_dagster.operations.context import OperationsContext
 
-# A retry inside the run cannot change these: the request is wrong, the state forbids it, the epoch
-# is over (a re-execution takes the new one), or the bytes are damaged.
 _FINAL = (InvalidRequest, Conflict, Fenced, Corrupt)
+"""Errors that a retry inside the run cannot change.
+
+The request is wrong, the state forbids it, the epoch is over (a re-execution takes the new one), or
+the bytes are damaged.
+"""
 _MAX_ROWS = 500
+"""Rows of a table; of a longer one the last row names the number of missing rows."""
 MAX_LOGS = 100
 """Maximum of workers whose logs one entry links to."""
 
@@ -64,7 +68,7 @@ def step_errors() -> Iterator[None]:
 
 
 def notes(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
-    """Sentences as a markdown list."""
+    """Sentences as a markdown list; ``none`` without one."""
     escaped = [re.sub(r"([\\`*_\[\]<>])", r"\\\1", line.replace("\n", " ")) for line in lines]
     return dg.MetadataValue.md("\n".join(f"- {line}" for line in escaped) or "none")
 
@@ -106,7 +110,7 @@ def _missing_rows_record(kinds: Mapping[str, str], missing: int) -> dict[str, Ce
     """Last row of a table that was cut."""
     record: dict[str, Cell] = dict.fromkeys(kinds)
     for name, kind in kinds.items():
-        if kind == "string":
+        if kind == "string":  # A column of another type cannot have a text.
             record[name] = f"... and {missing} more"
             break
     return record
@@ -140,8 +144,9 @@ def tasks_table(tasks: TaskTable) -> dg.TableMetadataValue:
 
 
 def component_counts(ids: Iterable[int], components: Mapping[int, str]) -> dict[str, int]:
-    """Component -> number of its tasks among ``ids``."""
-    return dict(sorted(Counter(components.get(task, "?") for task in ids).items()))
+    """Component -> number of its tasks among ``ids``; ``?`` for unknown tasks."""
+    counts = Counter(components.get(task, "?") for task in ids)
+    return dict(sorted(counts.items()))
 
 
 def slots_table(

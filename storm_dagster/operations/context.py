@@ -53,11 +53,13 @@ def decode_json(raw: bytes, key: str) -> Any:
 
 
 Planner = Callable[[PlacementBatch], PlacementResult]
+"""Function that plans a batch; :class:`Unavailable` if it is unreachable."""
 
 
 def no_observer(point: str) -> None:
-    """Observer of steps in production. :func:`~storm_dagster.operations.steps.step` does not
-    call it.
+    """Observer of steps in production.
+
+    :func:`~storm_dagster.operations.steps.step` does not call it.
     """
 
 
@@ -71,6 +73,7 @@ class OperationsContext:
     cluster: StormClusterState
     blobs: BlobStore
     conf: ClusterConf
+    """The cluster conf; :meth:`values` has the scheduler that a plug-in forces."""
     planner: Planner
     """The PySpark assignment; in tests of operations the local planner."""
     now_secs: Callable[[], int] = lambda: int(time.time())
@@ -94,7 +97,9 @@ class OperationsContext:
     run: str = ""
     """Id of the Dagster run of this process; the history of an assignment names it."""
     monotonic: Callable[[], float] = time.monotonic
+    """Clock of deadlines and ages, seconds."""
     jitter: Callable[[], float] = random.random
+    """Random number from 0 to 1, for the pauses between retries."""
     checkpoint: Callable[[str], None] = no_observer
     """Observer of the steps (:mod:`storm_dagster.operations.steps`).
 
@@ -124,7 +129,8 @@ class OperationsContext:
     ) -> "OperationsContext":
         """The context of a caller that allows a degraded topology.
 
-        Too few copies of a blob are not an error in it. Without ``allow_degraded``, or without a
+        Too few copies of a blob are not an error in it. A write waits for ``minimum`` copies, by
+        default for as many as the cluster wants. Without ``allow_degraded``, or without a
         replicated store, this context itself.
         """
         if not allow_degraded or not isinstance(self.blobs, ReplicatedStore):
@@ -162,6 +168,7 @@ def damaged_topology(view: ClusterView, name: str) -> str | None:
     for path, reason in view.corrupt.items():
         topology_id = _topology_id_of_path(path)
         if topology_id in view.topologies:
+            # The damaged record is not needed for placement.
             continue
         try:
             names = (topology_id, topology_name_of(topology_id))
@@ -173,7 +180,7 @@ def damaged_topology(view: ClusterView, name: str) -> str | None:
 
 
 def _topology_id_of_path(path: str) -> str:
-    """The second segment of a path, ``""`` without one."""
+    """The second segment of a path, a topology id; ``""`` without one."""
     segments = path.removeprefix("/").split("/")
     return segments[1] if len(segments) > 1 else ""
 
@@ -223,7 +230,8 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
 def load_runnable(ctx: "OperationsContext", topology: TopologyView) -> Runnable:
     """Conf and topology of the code that a topology runs now.
 
-    Raises the errors of :func:`load_code`.
+    The submitted keys are those of its base, if it has those of this code. Raises the errors of
+    :func:`load_code`.
     """
     runnable = load_code(ctx, topology.code_dir)
     keys = topology.base.submitted_keys.get(topology.code_dir)

@@ -22,8 +22,11 @@ from storm_dagster.model.strategies import STRATEGIES
 _log = logging.getLogger(__name__)
 _KEY = "nimbus.inimbus.class"
 _METHODS = ("prepare", "assign_slots", "forced_scheduler")
+"""Methods that a plug-in must have."""
 _lock = threading.Lock()
+"""Held while a plug-in is created and prepared, so that this happens once."""
 _plugins: dict[tuple[str, str], INimbus] = {}
+"""Name of the class and folder -> its prepared plug-in."""
 
 
 class INimbus(Protocol):
@@ -52,8 +55,9 @@ class INimbus(Protocol):
 def load_inimbus(conf: Mapping[str, Any] | Any, directory: Path | None = None) -> INimbus | None:
     """The prepared plug-in of the conf; ``None`` if the conf names none.
 
-    Each call returns the same object. Raises :class:`InvalidRequest` if it cannot be loaded, lacks
-    a method, or its ``prepare`` fails.
+    ``directory`` is the folder of the plug-in, by default one in HOME; it is created. Each call
+    with the same class and folder returns the same object. Raises :class:`InvalidRequest` if it
+    cannot be loaded, lacks a method, or its ``prepare`` fails.
     """
     name = conf.get(_KEY)
     if not name:
@@ -78,7 +82,8 @@ def load_inimbus(conf: Mapping[str, Any] | Any, directory: Path | None = None) -
 def forced_scheduler(plugin: INimbus | None) -> str | None:
     """The strategy that the plug-in demands.
 
-    :class:`InvalidRequest` if that strategy does not exist.
+    ``None`` without a plug-in, or if it demands none; :class:`InvalidRequest` if that strategy does
+    not exist.
     """
     strategy = plugin.forced_scheduler() if plugin is not None else None
     if strategy is not None and strategy not in STRATEGIES:
@@ -89,9 +94,9 @@ def forced_scheduler(plugin: INimbus | None) -> str | None:
 
 
 def notify_new_slots(plugin: INimbus, before: Assignment | None, after: Assignment) -> None:
-    """Call ``assign_slots`` with the new slots.
+    """Call ``assign_slots`` with the slots that only ``after`` has.
 
-    An error is only logged, because the assignment is stored already.
+    No call if there are none. An error is only logged, because the assignment is stored already.
     """
     former_slots = {worker.slot for worker in before.workers} if before is not None else set()
     new_slots = [worker.slot for worker in after.workers if worker.slot not in former_slots]

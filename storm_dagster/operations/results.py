@@ -35,6 +35,7 @@ class ConfResult(TopologyResult):
     published: bool = False
     """An earlier run of this submission has published it already."""
     replaces: str | None = None
+    """Id of the topology that the publication replaces."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,13 @@ class AssignmentResult(TopologyResult):
     """Stage 4: every task has a slot."""
 
     placement: TopologyPlacement
+    """Placement of the topology, a part of ``result``."""
     planner: str
+    """``pyspark`` or ``python``."""
     session_secs: float
+    """Seconds until the planner had its Spark session."""
     assign_secs: float
+    """Seconds of planning."""
     supervisors: int
     """Supervisors that could get work."""
     result: PlacementResult
@@ -95,6 +100,7 @@ class PublishResult(TopologyResult):
     versions: Mapping[str, int]
     """ZooKeeper path -> data version after the transaction."""
     attempts: int = 1
+    """Number of views on which the publication was tried."""
     replanned: int = 0
     """Number of recomputed placements, because the cluster had changed.
 
@@ -103,6 +109,7 @@ class PublishResult(TopologyResult):
     already: bool = False
     """True if the topology was published before, so that this call wrote no record."""
     replaced: str | None = None
+    """Id of the topology that this call replaced."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,9 @@ class LifecycleResult(TopologyResult):
     """``None``: the topology no longer exists."""
     changed: bool
     delay_secs: int | None = None
+    """Of a kill: seconds until the removal."""
     previous: TopologyStatus | None = None
+    """Status before."""
     drain_secs: float | None = None
     """For a replacement: seconds until the former topology had no tuple under way."""
     swap_secs: float | None = None
@@ -146,11 +155,15 @@ class ReassignResult(TopologyResult):
     causes: tuple[str, ...]
     """Keys of the causes."""
     moved: int = 0
+    """Number of moved tasks."""
     planner: str | None = None
     """``pyspark``, or ``python`` if Spark was unreachable."""
     why_planner: str | None = None
+    """Reason why the local planner planned; ``None`` if PySpark did."""
     error: str | None = None
+    """Of ``failed``: the reason."""
     assignment: Assignment | None = None
+    """The assignment afterwards; ``None`` unless ``assigned`` or ``unchanged``."""
     placement: TopologyPlacement | None = None
     version: int | None = None
     """Data version of the assignment."""
@@ -169,15 +182,24 @@ class RebalanceResult(TopologyResult):
     ``waiting``: for its delay; ``planned``: a dry run.
     """
     workers: int
+    """Requested number of workers."""
     executors: Mapping[str, int]
+    """Component -> requested number of executors."""
     moved: int = 0
+    """Number of tasks that the plan moves."""
     delay_secs: int = 0
+    """Seconds between the request and the moves."""
     planner: str | None = None
     placement: TopologyPlacement | None = None
+    """The plan; ``None`` if another process finished the rebalance."""
     assignment: Assignment | None = None
+    """The assignment at the end of the call: the former one until the rebalance is finished."""
     version: int | None = None
+    """Data version of ``assignment``."""
     tasks_added: tuple[int, ...] = ()
+    """Ids of the tasks that the plan adds."""
     tasks_removed: tuple[int, ...] = ()
+    """Ids of the tasks that the plan removes."""
     components: Mapping[int, str] = field(default_factory=dict)
     """Component of each task before and after."""
     assign_secs: float = 0.0
@@ -186,11 +208,15 @@ class RebalanceResult(TopologyResult):
 
 @dataclass(frozen=True)
 class CleanResult:
-    """Garbage that the cleaner removed."""
+    """Garbage that the cleaner removed, or that it has chosen for removal."""
 
     nodes: tuple[str, ...] = ()
+    """Paths in ZooKeeper, without those of tokens."""
     blobs: tuple[str, ...] = ()
+    """Blob keys."""
     tokens: tuple[str, ...] = ()
+    """Expired client tokens."""
     waiting: int = 0
-    """Garbage that is not old enough yet."""
+    """Number of nodes and blobs that are not old enough yet."""
     problems: tuple[str, ...] = field(default=())
+    """Paths and blob keys that could not be removed, each with its error."""

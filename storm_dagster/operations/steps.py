@@ -21,7 +21,9 @@ from types import MappingProxyType
 from storm_dagster.operations.context import OperationsContext, no_observer
 
 _declared: dict[str, Operation] = {}
+"""Name -> operation of each call of :func:`operation` up to now."""
 _NO_STEP = nullcontext()
+"""Block of a step that is not observed."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,10 @@ def operation(name: str, *parts: str | Operation) -> Operation:
 
 
 def all_operations() -> Mapping[str, Operation]:
-    """Name -> declaration of every operation of the package."""
+    """Name -> declaration of every operation of the package, in order of the names.
+
+    It imports all modules of the package, because an operation is declared at their import.
+    """
     name = __name__.rpartition(".")[0]
     for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
         importlib.import_module(module.name)
@@ -87,6 +92,7 @@ def step(ctx: OperationsContext, name: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def _observe(observer: Callable[[str], None], name: str) -> Iterator[None]:
+    # No `finally`: after a failure the step did not take place.
     observer(f"before.{name}")
     yield
     observer(f"after.{name}")

@@ -34,18 +34,29 @@ from storm_dagster.zk.state_protocol import read_children
 T = TypeVar("T")
 
 _LOST_REPLIES = 5
+"""Lost replies after which one more ends the retries."""
 _FIRST_PAUSE_SECS = 0.05
+"""Pause after the first lost race or reply; each further one is 1.5 times as long."""
 _MAX_PAUSE_SECS = 2.0
+"""Longest pause between two attempts, without its jitter."""
 _DELETES_IN_ONE_TRANSACTION = 100
+"""Deleted nodes of one transaction, so that it stays far below the largest size."""
+_DELETE_ATTEMPTS = 10
+"""Attempts to delete a tree to which other processes add nodes."""
 
 MAX_WHY = 300
+"""Characters of a reason in the history of an assignment."""
 _MAX_HISTORY = 20
 """Entries in the history of an assignment."""
 
 _MAX_CHANGES = 32
+"""Changes that the data of ``/assignments`` names."""
 _MAX_NODES = 32
+"""Supervisors that one change names; more are any."""
 _MAX_BYTES = 8192
+"""Largest data of ``/assignments``, because each reader of assignments reads it."""
 _Nodes = tuple[str, ...] | None
+"""Ids of the supervisors that a change concerns; ``None``: any."""
 
 
 class ReplyLost(Unavailable):
@@ -58,10 +69,11 @@ class ReplyLost(Unavailable):
 def bump_assignments_version(
     transaction: Transaction, view: ClusterView, changed: Mapping[str, Assignment | None]
 ) -> Transaction:
-    """Raise the version of ``/assignments`` if it is still that of the view.
+    """Append the write that raises the version of ``/assignments``.
 
-    The same operation records there which topologies change. ``changed``: topology id -> the
-    assignment that the transaction writes, ``None`` if it removes the assignment.
+    The commit fails if it has another version than in the view by then. The same write records
+    there which topologies change. ``changed``: topology id -> the assignment that the transaction
+    writes, ``None`` if it removes the assignment.
     """
     return transaction.set(
         paths.ASSIGNMENTS, append_change(view, changed), view.assignments_version
@@ -69,7 +81,10 @@ def bump_assignments_version(
 
 
 def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> None:
-    """Commit as the step ``name``; a lost connection becomes :class:`ReplyLost`."""
+    """Commit as the step ``name``; a lost connection becomes :class:`ReplyLost`.
+
+    Then the calls that the transaction has for its success are made (``afterwards``).
+    """
     with step(ctx, name):
         try:
             transaction.commit()
@@ -90,8 +105,10 @@ def retry_on_conflict(
     """Run ``attempt`` on a fresh view; retry after every lost race or lost reply.
 
     Each call gets a view loaded for it, and ``attempt`` must recognize its own earlier success in
-    that view. After a lost reply ZooKeeper may be away for an election (seconds). Pauses between
-    retries have jitter. Gives up with :class:`Unavailable` after ``nimbus.assignment.wait.secs``.
+    that view. Pauses between retries have jitter. Gives up after ``nimbus.assignment.wait.secs``,
+    or at the sixth lost reply: with :class:`ReplyLost` if the last attempt lost its reply, else
+    with :class:`Unavailable`. Other errors pass, and so does a :class:`Conflict` without a node,
+    which is not a lost race.
     ``purpose`` names the work in log lines and errors.
     """
     wait = float(ctx.conf.get("nimbus.assignment.wait.secs", 300))
@@ -105,6 +122,8 @@ def retry_on_conflict(
             except Unavailable as error:
                 if not lost_replies:
                     raise
+                # After a lost reply ZooKeeper may be away for an election (seconds), and an earlier
+                # attempt may have been applied: the caller must not take this for no effect.
                 raise ReplyLost(error.message) from error
             return attempt(view)
         except ReplyLost:
@@ -125,14 +144,27 @@ def retry_on_conflict(
         pause = min(pause * 1.5, _MAX_PAUSE_SECS)
 
 
+def epoch_is_over(ctx: OperationsContext, epoch: int) -> bool:
+    """True if the leadership epoch is another one now, by a read of ZooKeeper.
+
+    For deletions of blobs, which no transaction can fence.
+    """
+    stored = ctx.cluster.epoch()
+    if stored is None:
+        return True
+    current, _ = stored
+    return current != epoch
+
+
 def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int:
     """Delete ``path`` and all nodes below it in fenced transactions, children first.
 
     Returns the number of deleted nodes. Nodes that other processes delete at the same time do not
-    matter. Ends with :class:`Conflict` if other processes keep adding nodes.
+    matter. Ends with :class:`Conflict` if other processes keep adding nodes. ``name`` is the step
+    of each transaction.
     """
     removed = 0
-    for attempts_left in range(9, -1, -1):
+    for attempts_left in reversed(range(_DELETE_ATTEMPTS)):
         nodes = _subtree(ctx, path)
         try:
             for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
@@ -176,7 +208,8 @@ def with_change(
 ) -> Assignment:
     """The assignment with one more entry in its history.
 
-    The history keeps the newest 20 entries; the page of the topology shows them.
+    The history keeps the newest 20 entries; the page of the topology shows them. ``moved``: number
+    of tasks; ``outage_secs``: longest silence of the workers that a reassignment replaces.
     """
     change = AssignmentChange(
         at_secs=ctx.now_secs(),
@@ -204,9 +237,9 @@ def append_assignment(
     name, where it survives a kill. A scheduling plug-in is notified of its new slots once the
     transaction is committed. ``ended``: ids of topologies that the same transaction ends.
     """
-    bump_assignments_version(
-        transaction, view, {assignment.topology_id: assignment, **dict.fromkeys(ended)}
-    )
+    changed: dict[str, Assignment | None] = {assignment.topology_id: assignment}
+    changed.update(dict.fromkeys(ended))
+    bump_assignments_version(transaction, view, changed)
     topology = view.topologies.get(assignment.topology_id)
     former_at = None if topology is None else topology.assignment_at
     raw = encode_record(assignment, limit=None)
@@ -219,13 +252,20 @@ def append_assignment(
     path = paths.assignment(assignment.topology_id)
     put_ops(ctx.cluster.state, transaction, path, raw, former_at)
     backup = paths.assignment_backup(name)
-    stored = ctx.cluster.state.get_data_with_version(backup)
-    backup_at = stored[1] if stored is not None and stored[0] else None
+    backup_node = ctx.cluster.state.get_data_with_version(backup)
+    backup_at: Versioned | None = None
+    if backup_node is not None:
+        backup_raw, node_at = backup_node
+        # An empty node is not a record: put_ops fills it, as if there were none.
+        backup_at = node_at if backup_raw else None
     put_ops(ctx.cluster.state, transaction, backup, raw, backup_at)
 
 
 def read_backup(ctx: OperationsContext, name: str) -> tuple[Assignment | None, Versioned | None]:
-    """Newest assignment of a topology of that name, and the version of its node."""
+    """Newest assignment of a topology of that name, and the version of its node.
+
+    ``None`` and ``None`` without one.
+    """
     path = paths.assignment_backup(name)
     stored = read_sharded(ctx.cluster.state, path)
     if stored is None:
@@ -235,14 +275,20 @@ def read_backup(ctx: OperationsContext, name: str) -> tuple[Assignment | None, V
 
 
 class _Change(msgspec.Struct, frozen=True):
+    """One change of assignments, in one transaction."""
+
     version: int
+    """Version of ``/assignments`` after the change."""
     nodes: Mapping[str, _Nodes]
     """Topology id -> supervisors that the change concerns; ``None``: any."""
 
 
 class _Changes(msgspec.Struct, frozen=True):
+    """Data of ``/assignments``: the newest changes, oldest first."""
+
     changes: tuple[_Change, ...] = ()
     v: int = 1
+    """Version of the record's form."""
 
 
 def append_change(view: ClusterView, changed: Mapping[str, Assignment | None]) -> bytes:
@@ -251,7 +297,8 @@ def append_change(view: ClusterView, changed: Mapping[str, Assignment | None]) -
     The data names the topologies of the newest changes, and the supervisors that their old and new
     placements name. A reader that remembers the version up to which it has read every assignment
     learns from one read which others to read; usually there are none. A writer that leaves no
-    record, or more changes than are kept, costs its readers one full read.
+    record, or more changes than are kept, costs its readers one full read. At most 32 changes are
+    kept, and no more than fit into 8 KiB.
     """
     nodes: dict[str, _Nodes] = {}
     for topology_id, assignment in changed.items():
@@ -286,7 +333,8 @@ def _concerned_nodes(former: Assignment | None, assignment: Assignment | None) -
 def changes_since(raw: bytes, now: int, since: int) -> dict[str, _Nodes] | None:
     """Topology id -> supervisors concerned by the changes after version ``since``.
 
-    The changes count up to version ``now``. ``None`` if the data does not hold all of them.
+    The changes count up to version ``now``. ``None`` if the data does not hold all of them, or if
+    ``since`` is later than ``now``: the reader must read every assignment.
     """
     changes = {change.version: change for change in _decode(raw).changes}
     if since > now or not all(version in changes for version in range(since + 1, now + 1)):
@@ -303,6 +351,7 @@ def changes_since(raw: bytes, now: int, since: int) -> dict[str, _Nodes] | None:
 
 
 def _decode(raw: bytes) -> _Changes:
+    """The changes in the data of ``/assignments``; none for data of another form."""
     try:
         return msgspec.json.decode(raw, type=_Changes)
     except ValueError:
@@ -310,9 +359,12 @@ def _decode(raw: bytes) -> _Changes:
 
 
 NOTIFIER_KEY = "nimbus.topology.action.notifier.plugin.class"
+"""Conf key of the listener of actions on topologies."""
 
 
 class _ActionRecord(Record):
+    """Content of a node below ``/actions``."""
+
     topology_id: str
     action: str
 
@@ -325,6 +377,7 @@ class PendingAction:
     """Name of its node below ``/actions``."""
     topology_id: str
     action: str
+    """JStorm's name of the action; empty if the node is unreadable."""
 
 
 def announce(
@@ -389,7 +442,8 @@ def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
 def forget_action(ctx: OperationsContext, action: PendingAction) -> None:
     """Delete an action once the listener was notified.
 
-    :class:`Fenced` for a deposed leader; the next leader then repeats the notification.
+    An action that is deleted already is not an error. :class:`Fenced` for a deposed leader; the
+    next leader then repeats the notification.
     """
     transaction = ctx.cluster.fenced(ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
     with suppress(Conflict):

@@ -72,8 +72,11 @@ ROLL_BACK = operation("roll_back", "roll_back")
 FINISH_ROLLBACK = operation("finish_rollback", "finish_rollback")
 
 _DELETES_IN_ONE_TRANSACTION = 100
+"""Deleted nodes of one transaction that empties the lists of an ended upgrade."""
 _DELETES_AT_AN_END = 1000
+"""Nodes of the two lists that the transaction deletes which ends an upgrade."""
 _POLL_SECS = 0.25
+"""Pause between two polls of an upgrade."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,13 @@ class UpgradeResult(TopologyResult):
     Of a wait: ``batch done``, ``completed``, ``rolled back`` or ``under way``.
     """
     changed: bool
+    """True if the call wrote a transition, or an earlier attempt of it whose reply was lost."""
     reason: str = ""
+    """Reason of the transition; of a wait that of a failure or a rollback."""
     state: UpgradeState | None = None
+    """The upgrade afterwards; ``None`` if this call deleted its record."""
     assignment: Assignment | None = None
+    """The topology's assignment afterwards."""
     workers: Mapping[str, str] = field(default_factory=dict)
     """Of a wait: ``host:port`` -> last phase of the worker.
 
@@ -108,12 +115,12 @@ def gray_upgrade(
 ) -> UpgradeResult:
     """Begin an upgrade with the code of ``handle``.
 
-    Without ``handle``, continue the current upgrade. Requests one batch; the topology master's
-    supervisor picks its workers. With an empty selection a new upgrade takes the selection of the
-    new code's own conf (``topology.upgrade.worker.num``, ``.component``, ``.workers``). A
-    repetition with the ``token`` that began the upgrade or requested its newest batch has no
-    further effect, also after the upgrade has ended. The request is checked, and the code stored
-    and replicated, before the topology is touched.
+    ``handle`` names the upload. Without it, continue the current upgrade. Requests one batch; the
+    topology master's supervisor picks its workers. With an empty selection a new upgrade takes the
+    selection of the new code's own conf (``topology.upgrade.worker.num``, ``.component``,
+    ``.workers``). A repetition with the ``token`` that began the upgrade or requested its newest
+    batch has no further effect, also after the upgrade has ended. The request is checked, and the
+    code stored and replicated, before the topology is touched.
 
     Raises :class:`NotAlive`; :class:`Conflict` if the topology is not ACTIVE, if new code is given
     while an upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong
@@ -148,6 +155,7 @@ def gray_upgrade(
     check_selection(selection, snapshot)
     check_compatible(base.name, load_runnable(ctx, topology).spec, spec)
     check_uploaded_archive(ctx, archive, spec, total)
+    # The key is in milliseconds, by default a day.
     ttl_secs = int(total.get("topology.upgrade.ttl") or 86_400_000) / 1000
     # The keys are for this request only: a restart of the topology is not an upgrade.
     conf = {key: value for key, value in conf.items() if key not in UPGRADE_KEYS}
@@ -183,10 +191,10 @@ def gray_upgrade(
 
 
 def check_upgrade(ctx: OperationsContext, name: str, selection: Selection, *, new: bool) -> None:
-    """Check if :func:`gray_upgrade` would accept the request now.
+    """Raise the error with which :func:`gray_upgrade` would refuse the request now.
 
-    Without the new code: its errors are not found. Changes no state; raises the errors that the
-    call would raise.
+    ``new``: the request brings new code; otherwise it continues an upgrade. The code itself is not
+    checked, so that its errors are not found. Changes no state.
     """
     topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
     if not new:
@@ -219,7 +227,10 @@ def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> U
 def roll_back_if_upgraded(
     ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]
 ) -> None:
-    """Roll the upgrade back if one of its workers was judged dead."""
+    """Roll the upgrade back if one of the workers that it has taken was judged dead.
+
+    No effect if the topology is not being upgraded, or if no such cause still holds.
+    """
     view = ctx.cluster.load_view()
     topology = view.topologies.get(topology_id)
     if topology is None or topology.base.status != "UPGRADING" or topology.assignment is None:
@@ -243,9 +254,10 @@ def advance_upgrades(
 
     An upgrade completes when all workers are upgraded, expires, is rolled back when an upgraded
     worker failed; a rollback ends. Returns the results of the upgrades that changed. Each topology
-    fails alone; only :class:`Fenced` ends the whole call. ``memory``: the time at which the caller
-    first saw each upgrade, by code; without it none expires. ``view`` spares a read of the cluster;
-    each upgrade is read separately.
+    fails alone; only :class:`Fenced` ends the whole call. ``memory``: prefix of the new code ->
+    monotonic clock at which the caller first saw its upgrade. It is changed in place, for the next
+    call; without it no upgrade expires. ``view`` spares a read of the cluster; each upgrade is read
+    separately.
     """
     results: list[UpgradeResult] = []
     first_seen = dict(memory or {})
@@ -289,17 +301,22 @@ def await_upgrade(
 ) -> UpgradeResult:
     """Wait until no worker is changing its code.
 
-    With ``back``, wait until every worker runs the former code. The outcome is ``under way`` if
-    ``wait_secs`` are over first. ``on_worker`` is called with ``host:port`` and phase of each
-    worker whose phase changed. :class:`InvalidTopology` if the upgrade was rolled back because of a
-    failure of the new code, :class:`Conflict` if a rollback was requested, :class:`NotAlive` if the
-    topology was killed. Due transitions are executed here as well, because the leader may be away.
+    That is the end of the requested batch (outcome ``batch done``) or of the upgrade
+    (``completed``). With ``back``, wait until every worker runs the former code (``rolled back``).
+    The outcome is ``under way`` if ``wait_secs`` are over first. ``on_worker`` is called with
+    ``host:port`` and phase of each worker whose phase changed. :class:`InvalidTopology` if the
+    upgrade was rolled back because of a failure of the new code, :class:`Conflict` if a rollback
+    was requested, :class:`NotAlive` if the topology was killed. Due transitions are executed here
+    as well, because the leader may be away.
     """
     deadline = ctx.monotonic() + wait_secs
+    # ``host:port`` -> phase at the last poll.
+    # Before the first poll each counts as ``former``.
     workers: Mapping[str, str] = {}
     reason = request.reason
 
     def notify(phases: Mapping[str, str]) -> None:
+        """Report the workers whose phase changed since the last poll."""
         for worker, phase in phases.items():
             if workers.get(worker, "former") != phase:
                 on_worker(worker, phase)
@@ -334,7 +351,8 @@ def _load(
 ) -> tuple[TopologyView, UpgradeSnapshot]:
     """A topology by name or id, and its upgrade.
 
-    :class:`NotAlive` without the topology, :class:`Unavailable` without an assignment.
+    :class:`NotAlive` without the topology, :class:`Unavailable` without an assignment,
+    :class:`Conflict` while the topology is being removed.
     """
     topology = topology_by_name(view, name)
     if topology.assignment is None or topology.tasks is None:
@@ -350,9 +368,11 @@ def _execute(
 ) -> UpgradeResult:
     """Apply the event to a fresh snapshot; retry after every lost race.
 
-    ``epoch``: the epoch of the writes, by default the current one.
+    ``epoch``: the epoch of the writes, by default the current one. No write if the transition needs
+    none. Raises the errors of :func:`machine.transition`.
     """
     fence = ctx.current_epoch() if epoch is None else epoch
+    # The newest transition that was written, if any; the reply of its commit may be lost.
     attempted: list[UpgradeTransition] = []
 
     def attempt(view: ClusterView) -> UpgradeResult:
@@ -361,6 +381,7 @@ def _execute(
         state: UpgradeState | None = snapshot.state
         assignment = snapshot.assignment
         if attempted and machine.landed(attempted[0], base, snapshot):
+            # It took effect; the base may have changed since.
             transition = replace(attempted[0], base=base)
         else:
             transition = machine.transition(base, snapshot, event)
@@ -398,7 +419,11 @@ def _write(
     snapshot: UpgradeSnapshot,
     transition: UpgradeTransition,
 ) -> Assignment:
-    """Write a transition in one transaction, and return the assignment afterwards."""
+    """Write a transition in one transaction, and return the assignment afterwards.
+
+    ``view``, ``topology`` and ``snapshot`` are those that it was decided on. :class:`Conflict` if
+    one of the written nodes has changed since.
+    """
     transaction = ctx.cluster.fenced(epoch)
     assignment = snapshot.assignment
     former_record = snapshot.state.record
@@ -419,10 +444,12 @@ def _write(
         )
         append_assignment(ctx, transaction, view, topology.base.name, assignment)
     if transition.base is topology.base:
+        # The base must still be that which the transition was decided on.
         transaction.check(path, version)
     else:
         base = transition.base
         if not transition.record:
+            # The tokens of an ended upgrade stay known, for repetitions of its requests.
             base = base.model_copy(update={"last_upgrade": former_record})
         transaction.set(path, encode_record(base), version)
     if transition.record is not None or former_record is not None:
@@ -449,7 +476,10 @@ def _write(
 
 
 def _end_result(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeResult:
-    """Result of an upgrade that has ended; ``last`` is its state at the last poll."""
+    """Result of an upgrade that has ended; ``last`` is its state at the last poll.
+
+    With ``back`` the caller waited for a rollback. Raises the errors of :func:`await_upgrade`.
+    """
     topology = ctx.cluster.load_view().topologies.get(last.topology_id)
     if topology is None:
         change = "rolled back" if back else "upgraded"
@@ -488,7 +518,10 @@ def _next_number(ctx: OperationsContext, epoch: int) -> int:
 
 
 def _sweep_lists(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
-    """Empty both lists of an ended upgrade; without a record they have no effect."""
+    """Empty both lists of an ended upgrade; without a record they have no effect.
+
+    No write while an upgrade is under way.
+    """
 
     def attempt(view: ClusterView) -> None:
         state = ctx.cluster.read_upgrade(topology_id)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 
@@ -29,9 +29,11 @@ def topology_assets(
 ) -> list[StormAsset]:
     """The assets of the topology, and of its components.
 
-    The topology is first; it is alone if its target cannot be described. ``common`` are attributes
-    of all assets: group name, owners and tags. Spouts depend on the topology, bolts on the
-    components whose streams they read.
+    The topology is first; it is alone if its target cannot be described. ``deps`` are keys of the
+    assets that the topology depends on. ``common`` are attributes of all assets: group name, owners
+    and tags. Spouts depend on the topology, bolts on the components whose streams they read. The
+    conf key ``topology.component.assets`` names assets that a spout reads (more dependencies), or
+    that a bolt writes (each is one more asset, of kind ``target``).
     """
     name = declaration.name
     key = dg.AssetKey([*prefix, name])
@@ -61,32 +63,52 @@ def topology_assets(
         return assets
     inputs_of = edges(described.spec)
     for component, kind, part in described.spec.components():
-        inputs = inputs_of[component]
-        component_key = dg.AssetKey([*prefix, name, component])
-        paths = part.conf.get("topology.component.assets") or ()
-        external_keys = [dg.AssetKey(path.split("/")) for path in paths]
-        sources = dict.fromkeys(source for source, _, _ in inputs)
-        upstream = [dg.AssetKey([*prefix, name, source]) for source in sources] or [key]
-        outputs = [(stream, ", ".join(out.fields)) for stream, out in part.outputs.items()]
-        spec = dg.AssetSpec(
-            key=component_key,
-            deps=[*upstream, *external_keys] if kind == "spout" else upstream,
-            description=f"The {kind} {component} of topology {name}: {_code(part)}.",
-            kinds={"storm", _kind(part)},
-            metadata={
-                "executors": declaration.parallelism.get(component, part.parallelism),
-                "inputs": table("from stream grouping", inputs),
-                "outputs": table("stream fields", outputs),
-                "dagster/column_schema": _columns(part),
-                **_code_reference(described, part.object.python),
-            },
-            **common,
+        assets += _component_assets(
+            declaration, described, key, component, kind, part, inputs_of[component], common
         )
-        assets.append(StormAsset(kind, spec, topology=name, component=component))
-        if kind == "bolt":
-            for external_key in external_keys:
-                target = _target_spec(name, component, component_key, external_key, common)
-                assets.append(StormAsset("target", target, topology=name))
+    return assets
+
+
+def _component_assets(
+    declaration: Declaration,
+    described: TargetDescription,
+    topology_key: dg.AssetKey,
+    component: str,
+    kind: Literal["spout", "bolt"],
+    part: ComponentSpec,
+    inputs: Sequence[tuple[str, str, str]],
+    common: Mapping[str, Any],
+) -> list[StormAsset]:
+    """The asset of one component, then those that it writes.
+
+    ``inputs`` are (source component, stream, grouping in words).
+    """
+    name = declaration.name
+    component_key = dg.AssetKey([*topology_key.path, component])
+    paths = part.conf.get("topology.component.assets") or ()
+    external_keys = [dg.AssetKey(path.split("/")) for path in paths]
+    sources = dict.fromkeys(source for source, _, _ in inputs)
+    upstream = [dg.AssetKey([*topology_key.path, source]) for source in sources] or [topology_key]
+    outputs = [(stream, ", ".join(out.fields)) for stream, out in part.outputs.items()]
+    spec = dg.AssetSpec(
+        key=component_key,
+        deps=[*upstream, *external_keys] if kind == "spout" else upstream,
+        description=f"The {kind} {component} of topology {name}: {_code(part)}.",
+        kinds={"storm", _kind(part)},
+        metadata={
+            "executors": declaration.parallelism.get(component, part.parallelism),
+            "inputs": table("from stream grouping", inputs),
+            "outputs": table("stream fields", outputs),
+            "dagster/column_schema": _columns(part),
+            **_code_reference(described, part.object.python),
+        },
+        **common,
+    )
+    assets = [StormAsset(kind, spec, topology=name, component=component)]
+    if kind == "bolt":
+        for external_key in external_keys:
+            target = _target_spec(name, component, component_key, external_key, common)
+            assets.append(StormAsset("target", target, topology=name))
     return assets
 
 
@@ -124,11 +146,15 @@ def _target_spec(
 
 
 def _code(part: ComponentSpec) -> str:
+    """Python object or shell command of the component."""
     return part.object.python or " ".join(part.object.shell or ())
 
 
 def _columns(part: ComponentSpec) -> dg.TableSchema:
-    """The declared fields; a field of a named stream has the stream's name as prefix."""
+    """The declared fields with their types, ``any`` without one.
+
+    A field of a named stream has the stream's name as prefix.
+    """
     columns: list[dg.TableColumn] = []
     for stream, out in part.outputs.items():
         types = out.types or ["any"] * len(out.fields)
@@ -144,10 +170,11 @@ def _code_reference(described: TargetDescription, python: str | None) -> dict[st
     Empty if the module is not among them.
     """
     module, _, name = (python or "").partition(":")
-    end = f"/{module.replace('.', '/')}.py"
+    path_end = f"/{module.replace('.', '/')}.py"
     for path in sorted(described.stamps):
-        if path.as_posix().endswith(end):
-            line = _definition_line(path, name.rpartition(".")[2])
+        if path.as_posix().endswith(path_end):
+            _, _, own_name = name.rpartition(".")
+            line = _definition_line(path, own_name)
             reference = dg.LocalFileCodeReference(file_path=str(path), line_number=line)
             value = dg.CodeReferencesMetadataValue(code_references=[reference])
             return {"dagster/code_references": value}
@@ -167,6 +194,7 @@ def _definition_line(path: Path, name: str) -> int:
 
 
 def _kind(part: ComponentSpec) -> str:
+    """Dagster's kind of the component: ``shell``, ``pyspark`` or ``python``."""
     if part.object.shell is not None:
         return "shell"
     name = (part.object.python or "").rpartition(":")[2]

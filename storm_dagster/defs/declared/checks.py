@@ -20,6 +20,8 @@ from storm_dagster.defs.metadata import table
 
 
 class _Strict(dg.Model, dg.Resolvable):
+    """Attributes of ``defs.yaml``; an unknown one is an error."""
+
     model_config = ConfigDict(extra="forbid")
 
 
@@ -96,6 +98,7 @@ def check_results(
         "all_tasks_run": _all_tasks_run(declaration.name, document),
         "as_declared": _as_declared(declaration, described, actual, newer),
     }
+    # Of a topology that does not run each limit fails, without statistics.
     if document is not None and not measured:
         return results
     spouts = spout_totals(document)
@@ -129,6 +132,7 @@ def spout_totals(document: Mapping[str, Any] | None) -> Totals:
 
 
 def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> dg.AssetCheckResult:
+    """Result of the check `all_tasks_run`; it fails without a running topology."""
     if document is None:
         return dg.AssetCheckResult(passed=False, description=f"topology {name!r} does not run")
     tasks = document["tasks"]
@@ -179,6 +183,7 @@ def _as_declared(
     actual: RunningTopology | None,
     newer: bool,
 ) -> dg.AssetCheckResult:
+    """Result of the check `as_declared`; arguments as of :func:`check_results`."""
     differ = differences(declaration, described, actual)
     if newer:
         differ["disk"] = "the code on disk is newer than this code location: reload definitions"

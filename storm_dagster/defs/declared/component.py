@@ -50,19 +50,23 @@ _MAX_WITH_OWN_JOBS = 20
 A list of hundreds of jobs would not be usable.
 """
 _SCAFFOLDED = Path(__file__).with_name("scaffolded_topology.txt")
+"""Code of the scaffolded topology, with ``@CLASS@`` in place of its name."""
 
 _loaded: tuple[Any, dict[str, DeclaredTopology]] = (None, {})
+"""Component tree of the newest load, and its topologies by name."""
 
 
 def _topologies_of(tree: Any) -> dict[str, DeclaredTopology]:
     """The topologies that the project has declared up to now in this load.
 
-    Each load has its own component tree.
+    Each load has its own component tree. The caller adds its topology to the result.
     """
     global _loaded
-    if _loaded[0] is not tree:
-        _loaded = (tree, {})
-    return _loaded[1]
+    loaded_tree, topologies = _loaded
+    if loaded_tree is not tree:
+        topologies = {}
+        _loaded = (tree, topologies)
+    return topologies
 
 
 class StormTopologyScaffolder(Scaffolder):
@@ -225,13 +229,18 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             # Its jobs would have the names of the shared ones.
             own_jobs = False
         definitions = topology_definitions(topology, own_jobs=own_jobs)
+        # The shared definitions read the topologies that later components add.
         is_first = next(iter(topologies)) == self.name
         if is_first:
             definitions = dg.Definitions.merge(definitions, shared_definitions(topologies))
         return remember_own(DECLARED, definitions)
 
     def _declaration(self, folder: Path, topologies: Mapping[str, DeclaredTopology]) -> Declaration:
-        """The declaration of the fields in the ``defs.yaml`` of ``folder``."""
+        """The declaration of the fields in the ``defs.yaml`` of ``folder``.
+
+        ``topologies`` are those that the project has declared up to now. Raises the errors of
+        :meth:`build_defs`.
+        """
         check_topology_name(self.name)
         path = folder / "defs.yaml"
         conf, _ = validate_conf(self.conf, source=f"conf of {self.name} in {path}")
@@ -275,12 +284,16 @@ def _identifier(name: str) -> str:
 
     A short hash distinguishes ``a-b`` and ``a.b``.
     """
-    plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
-    return plain if plain == name else f"{plain}_{zlib.crc32(name.encode()):08x}"
+    identifier = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    return identifier if identifier == name else f"{identifier}_{zlib.crc32(name.encode()):08x}"
 
 
 def _absolute_target(target: str, folder: Path) -> str:
-    """The target with an absolute path, if it is a file beside the ``defs.yaml``."""
+    """The target with an absolute path, if it is a file beside the ``defs.yaml``.
+
+    Modules, and files with an absolute path, stay.
+    """
+    # An archive and the name in it are separated by two colons.
     for separator in ("::", ":"):
         file = target.split(separator, 1)[0]
         is_file = file.endswith((".py", ".zip", ".jar", ".whl", ".tar.gz"))

@@ -25,8 +25,11 @@ from storm_dagster.packaging.archive import collect_files, hash_file
 from storm_dagster.packaging.target import Target, describe_target, parse_target
 
 DATA_VERSION_TAG = "dagster/data_version"
+"""Dagster's tag of a materialization: the version of its data."""
 _DESCRIBE_SECS = 20.0
+"""Time in which a target must be imported and described."""
 _FAILURE_LASTS_SECS = 300.0
+"""Time for which a failed description is not repeated."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,19 @@ class Declaration:
 
     name: str
     target: str
+    """Code of the topology: a file, module or archive, with the name in it."""
     args: tuple[str, ...] = ()
+    """Arguments of the target."""
     conf: Mapping[str, Any] = field(default_factory=dict)
     """Without the number of workers, which a rebalance changes."""
     workers: int | None = None
+    """``None``: any number."""
     parallelism: Mapping[str, int] = field(default_factory=dict)
+    """Component -> number of executors; the others have that of the code."""
     inactive: bool = False
+    """True if its status should be INACTIVE."""
     home: str | None = None
+    """HOME of the cluster; ``None``: that of the environment."""
     declared_in: Path | None = None
     """The ``defs.yaml``."""
 
@@ -62,6 +71,7 @@ class TargetDescription:
     code_version: str | None = None
     """Hash of the packed code and of the conf; ``None`` if the target does not exist."""
     problem: str | None = None
+    """Reason why the target cannot be deployed; ``None`` if it can."""
     on_disk: str | None = None
     """Hash of the described files, the ``defs.yaml`` included."""
     stamps: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
@@ -113,8 +123,11 @@ class LoadedFiles:
     def __init__(self, declaration: Declaration, described: TargetDescription) -> None:
         self._declaration = declaration
         self._on_disk = described.on_disk
+        """Hash of the files that were loaded."""
         self._stamps = described.stamps
+        """Stamps of the files when their content was last read."""
         self._changed = False
+        """True if that content was another one."""
 
     def changed(self) -> bool:
         """True if the content differs.
@@ -130,6 +143,7 @@ class LoadedFiles:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
+    """Modification time (ns) and size; 0 and -1 for a missing file."""
     try:
         stat = path.stat()
     except OSError:
@@ -138,7 +152,11 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _files_of(target: Target, home: Path | None) -> list[Path]:
-    """Files whose content defines the target, found without an import."""
+    """Files whose content defines the target, found without an import.
+
+    They are those that a submission packs: an archive itself, all files beside a module's file, or
+    those of an installed package. :class:`InvalidTopology` for a module that is not installed.
+    """
     if target.path is not None and target.kind == "archive":
         return [target.path]
     include: list[str] | None = None
@@ -162,6 +180,7 @@ def _files_of(target: Target, home: Path | None) -> list[Path]:
 
 
 def _fingerprint(declaration: Declaration, target: Target, files: Sequence[Path]) -> str:
+    """Hash of the target's files, its arguments and the interpreter."""
     digest = hashlib.sha256(json.dumps([str(target), declaration.args, sys.executable]).encode())
     for path in files:
         if path.name == "defs.yaml":
@@ -171,12 +190,14 @@ def _fingerprint(declaration: Declaration, target: Target, files: Sequence[Path]
 
 
 def _version(fingerprint: str, conf: Mapping[str, Any]) -> str:
+    """Code version: hash of the files and of the conf without the number of workers."""
     code_conf = {key: value for key, value in conf.items() if key != "topology.workers"}
     text = fingerprint + json.dumps(code_conf, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _load_cached(path: Path) -> TargetDescription | None:
+    """The cached description; ``None`` without one, or for a failure of long ago."""
     try:
         document = json.loads(path.read_bytes())
         if "problem" in document:
@@ -191,6 +212,7 @@ def _load_cached(path: Path) -> TargetDescription | None:
 
 
 def _store_cached(path: Path, description: TargetDescription) -> None:
+    """Cache the description, or its problem with the time."""
     if description.spec is None:
         document = {"problem": description.problem, "at": time.time()}
     else:
@@ -204,6 +226,10 @@ def _store_cached(path: Path, description: TargetDescription) -> None:
 
 @lru_cache(maxsize=256)
 def _describe(target: str, args: tuple[str, ...], fingerprint: str) -> TargetDescription:
+    """Spec or problem of the target, from the cache or by a child process.
+
+    The cache on disk is in ``XDG_CACHE_HOME``; this process keeps the result until it ends.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     path = cache / "storm-dagster" / "described" / f"{fingerprint}.json"
     description = _load_cached(path)
@@ -220,13 +246,15 @@ def _describe(target: str, args: tuple[str, ...], fingerprint: str) -> TargetDes
 def describe_declared(declaration: Declaration) -> TargetDescription:
     """Describe the target.
 
-    An error of the target is the ``problem`` and is not raised. A description is made once for each
-    content of the code (and each interpreter); a failure is retried after five minutes, or when the
-    code changes.
+    An error of the target is the ``problem`` and is not raised, and so is a ``parallelism`` of an
+    unknown component. A description is made once for each content of the code (and each
+    interpreter); another process retries a failure after five minutes, this one when the code
+    changes.
     """
     files = describe_files(declaration)
     if files.problem is not None or files.code_version is None:
         return files
+    # The description of the files has their hash in place of the code version.
     target = _describe(declaration.target, tuple(declaration.args), files.code_version)
     version = _version(files.code_version, declaration.conf)
     if target.problem:
@@ -282,7 +310,8 @@ def differences(
 
     Keys are ``target``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status`` and
     ``parallelism.<component>``. A conf that differs is a difference of the code as well, because
-    both are deployed together.
+    both are deployed together. Of a topology that does not run, or is killed, only ``target`` and
+    ``running`` are compared; the status only if it is ACTIVE or INACTIVE.
     """
     differ: dict[str, str] = {}
     if described.problem is not None:

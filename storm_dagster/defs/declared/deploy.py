@@ -39,13 +39,18 @@ from storm_dagster.packaging.archive import bundle_target
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 DeployPolicy = Literal["hot", "gray", "manual"]
+"""Deploy of changed code: at once, by a gray upgrade, or only by a run that requests it."""
 _WAIT_SECS = 300.0
+"""Longest wait for one change, or for the deploy of another run."""
 _MAX_UPGRADE_SECS = 900.0
+"""Longest wait for a gray upgrade of all workers."""
 _PAUSE_SECS = 1.0
+"""Pause between two attempts to lock the deploys of a topology."""
 _QUEUED_SECS = 15.0
 """A queue with room starts a run sooner, stock settings included."""
 
 Notify = Callable[[str], None]
+"""Function that logs one line."""
 
 
 class RunQueued(Exception):
@@ -69,6 +74,7 @@ def read_actual(
     base = topology.base
     upgrade = cluster.read_upgrade(topology.id) if base.status == "UPGRADING" else UpgradeState()
     record = upgrade.record
+    # During a rollback the new code no longer counts.
     upgrading_to = None
     if record is not None and not record.rollback:
         upgrading_to = _version_in(_stored_conf(blobs, record.code_dir))
@@ -136,6 +142,7 @@ def _stored_conf(blobs: BlobStore, code_dir: str) -> dict[str, Any]:
 
 
 def _version_in(conf: Mapping[str, Any]) -> str | None:
+    """The code version of the declaration that was deployed with the conf, if any."""
     return str(conf[DECLARED_VERSION_KEY]) if DECLARED_VERSION_KEY in conf else None
 
 
@@ -182,12 +189,16 @@ class Reconciler:
     The component whose workers are upgraded first, if any, and the number of workers in each batch.
     """
     token: str
+    """Client token of the submission, update or gray upgrade."""
     notify: Notify
     shares_queue: Callable[[str], bool]
     """True if a run of nimbus waits in the queue of the caller's run."""
 
     def change(self, verb: str, body: Mapping[str, Any]) -> None:
-        """Request a change by its verb and body, and wait for its run."""
+        """Request a change by its verb and body, and wait for its run, if it has one.
+
+        :class:`RunQueued` if that run waits for the place of this run.
+        """
         path = f"/v1/topologies/{self.declaration.name}/{verb}"
         response = self.nimbus.post(path, dict(body), repeat=False, launches=True)
         run_id = response.get("run_id")
@@ -239,7 +250,7 @@ class Reconciler:
             else:
                 gray = is_own_upgrade or (self.policy == "gray" and actual.status == "ACTIVE")
                 changes.append(self._deploy_code(actual, gray=gray))
-        # A hot deploy has applied workers and parallelism already.
+        # A hot deploy has applied workers and parallelism already; the text is of _deploy_code.
         is_hot_deployed = any(text.startswith("hot") for text in changes)
         if not is_hot_deployed:
             changes += self._rebalance(differ, actual)
@@ -262,7 +273,10 @@ class Reconciler:
         return f"submitted as {submission.id} (run {submission.run_id})"
 
     def _rebalance(self, differ: Mapping[str, str], actual: RunningTopology) -> list[str]:
-        """Rebalance if workers or executors differ; returns the action as text, if any."""
+        """Rebalance if workers or executors differ; returns the action as text, if any.
+
+        Components that the running topology does not have are left out.
+        """
         executors = {
             component: count
             for component, count in sorted(self.declaration.parallelism.items())
@@ -281,7 +295,11 @@ class Reconciler:
         return ["rebalanced: " + ", ".join(f"{key}={count}" for key, count in sizes.items())]
 
     def _deploy_code(self, actual: RunningTopology, *, gray: bool) -> str:
-        """Replace the running code by the declared code; returns the action as text."""
+        """Replace the running code by the declared code; returns the action as text.
+
+        With ``gray`` by a gray upgrade, which continues the current one; by a hot deploy if the
+        topology does not allow that. Returns when all tasks run, or the upgrade is complete.
+        """
         name = self.declaration.name
         version = self.described.code_version
         is_upgrading = actual.status == "UPGRADING"
@@ -325,6 +343,7 @@ class Reconciler:
             self.change("gray-upgrade", next_batch(document, self.batch))
 
     def _upload(self) -> Any:
+        """Pack and upload the declared topology; :class:`InvalidTopology` for a problem."""
         declaration = self.declaration
         described = self.described
         is_described = described.spec is not None and described.code_version is not None
@@ -349,7 +368,7 @@ class Reconciler:
 def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
     """Body of the request for the next batch, by the document of `show`.
 
-    The component's workers are upgraded first, then the others.
+    The workers of the component of ``batch`` are upgraded first, then the others.
     """
     states = document["upgrade"]["workers"]
     former_workers = {worker for worker, state in states.items() if state == "former"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client.changes import change_topology
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness, configured_checks
@@ -17,7 +18,13 @@ from storm_dagster.defs.declared.declaration import (
     describe_declared,
     differences,
 )
-from storm_dagster.defs.declared.deploy import Reconciler, RunQueued, deploy_lock, read_actual
+from storm_dagster.defs.declared.deploy import (
+    DeployPolicy,
+    Reconciler,
+    RunQueued,
+    deploy_lock,
+    read_actual,
+)
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.keys import catalog_field, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
@@ -27,6 +34,7 @@ from storm_dagster.model.dagster_names import PRIORITY_TAGS
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, StormDagsterError
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.rebalance import rebalance as plan_rebalance
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 DEPLOY_JOB = "deploy_declared"
 """The job that deploys the selected declared topologies."""
@@ -50,10 +58,15 @@ A run without one was launched by hand.
 """
 
 _CAUSE_TAG = "storm/deploys"
+"""Run tag: the due deploy for which the sensor requested the run."""
 _FINAL_TAG = "storm/final_error"
+"""Run tag: type of the error that the same code always has."""
 _MAX_ATTEMPTS = 20
+"""Runs that are requested for one due deploy."""
 _FIRST_PAUSE_SECS = 30.0
+"""Pause after the first failed run; it doubles with each further one."""
 _MAX_PAUSE_SECS = 1800.0
+"""Longest pause after a failed run."""
 
 
 @contextmanager
@@ -82,9 +95,9 @@ def deploy_request(
     """The run that deploys the declared code, or continues its gray upgrade.
 
     ``None`` if no deploy is due; ``now`` is epoch seconds. A killed topology stays killed, because
-    a user requested that. Each change of the code gets one run, and a retry after an outage. A run
-    that failed because of the code itself, or that a user cancelled, is not retried until the code
-    changes.
+    a user requested that. Each change of the code gets one run, and after an outage up to 19
+    retries with growing pauses. A run that failed because of the code itself, or that a user
+    cancelled, is not retried until the code changes.
     """
     cause = _cause(declaration, described, actual)
     if cause is None or run_under_way(instance, now, tags=topology_tags(declaration.name)):
@@ -114,7 +127,8 @@ def _cause(
 ) -> str | None:
     """Name of the due deploy, different from those of earlier deploys.
 
-    ``None`` if no deploy is due.
+    ``None`` if no deploy is due: without a running topology, a valid target or a difference of the
+    code, and while another change of the topology is under way.
     """
     version = described.code_version
     if actual is None or version is None:
@@ -170,6 +184,11 @@ def topology_definitions(topology: DeclaredTopology, *, own_jobs: bool) -> dg.De
 
 
 def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
+    """The topology's asset, whose materialization applies the declaration.
+
+    No value is materialized if another run makes the change, if the topology does not exist then,
+    or if a deploy job of this package has not changed its version.
+    """
     name = topology.name
     key = topology.key
 
@@ -182,36 +201,25 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
         described = describe_declared(topology.declaration)
         run = context.run
         is_by_hand = not _AUTOMATIC_TAGS & run.tags.keys()
+        # ``None``: it was never deployed, so that a missing topology was not ended by a user.
         newest = newest_version(context.instance, key)
         notify = context.log.info
         deploys_code = config.deploy_code or (is_by_hand and run.job_name == DEPLOY_JOB)
-        policy = "hot" if deploys_code and topology.policy == "manual" else topology.policy
-        changes: list[str] = []
+        # The policy manual means that code is deployed only by such a run.
+        policy: DeployPolicy = topology.policy
+        if deploys_code and policy == "manual":
+            policy = "hot"
         with step_errors(), mark_final_failure(context), topology.connect() as (cluster, blobs):
-            version = described.code_version
-            with deploy_lock(cluster, name, version, run.run_id, notify) as is_locked:
-                is_deployed = is_locked
-                if is_locked:
-                    try:
-                        with topology.nimbus.client() as nimbus:
-                            reconciler = Reconciler(
-                                nimbus,
-                                topology.declaration,
-                                described,
-                                policy,
-                                topology.batch,
-                                token=f"{run.run_id}-{topology.identifier}"[:200],
-                                notify=notify,
-                                shares_queue=context.instance.has_run,
-                            )
-                            changes = reconciler.run(
-                                read_actual(cluster, blobs, name),
-                                only_submit=config.only_submit,
-                                may_submit=is_by_hand or newest is None,
-                            )
-                    except RunQueued as queued:
-                        is_deployed = False
-                        changes = [str(queued)]
+            is_deployed, changes = _reconcile(
+                context,
+                topology,
+                described,
+                policy,
+                cluster,
+                blobs,
+                only_submit=config.only_submit,
+                may_submit=is_by_hand or newest is None,
+            )
             snapshot = topology.snapshot(cluster, blobs, cluster.load_view())
         for line in changes or [f"{name}: nothing was changed"]:
             notify(line)
@@ -238,7 +246,51 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
     return deploy
 
 
+def _reconcile(
+    context: dg.AssetExecutionContext,
+    topology: DeclaredTopology,
+    described: TargetDescription,
+    policy: DeployPolicy,
+    cluster: StormClusterState,
+    blobs: BlobStore,
+    *,
+    only_submit: bool,
+    may_submit: bool,
+) -> tuple[bool, list[str]]:
+    """Apply the declaration under the lock of its deploys, as :meth:`Reconciler.run`.
+
+    True and the changes in words. False if another run makes the change: one that deploys the same
+    version now, or a queued one, which is then in the words.
+    """
+    run_id = context.run.run_id
+    notify = context.log.info
+    with deploy_lock(cluster, topology.name, described.code_version, run_id, notify) as is_locked:
+        if not is_locked:
+            return False, []
+        try:
+            with topology.nimbus.client() as nimbus:
+                reconciler = Reconciler(
+                    nimbus,
+                    topology.declaration,
+                    described,
+                    policy,
+                    topology.batch,
+                    token=f"{run_id}-{topology.identifier}"[:200],
+                    notify=notify,
+                    shares_queue=context.instance.has_run,
+                )
+                changes = reconciler.run(
+                    read_actual(cluster, blobs, topology.name),
+                    only_submit=only_submit,
+                    may_submit=may_submit,
+                )
+        except RunQueued as queued:
+            return False, [str(queued)]
+    return True, changes
+
+
 def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
+    """The configured checks of the topology's asset, as one op."""
     specs = [
         dg.AssetCheckSpec(name, asset=topology.key, description=rule)
         for name, rule in configured_checks(topology.alerts).items()
@@ -253,6 +305,7 @@ def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
         now = time.time()
         last_running = now
         if not snapshot.runs:
+            # The sensor's observations have the time at which all tasks last ran.
             last_running = newest_observation(context.instance, topology.key).get(LAST_UPDATED)
         freshness = check_freshness(last_running, now, topology.freshness)
         results = {**snapshot.check_results, "fresh": freshness}
@@ -271,7 +324,8 @@ def request_job(
 ) -> dg.JobDefinition:
     """A job that requests the kill or the rebalance of one of ``topologies``.
 
-    The request goes to nimbus.
+    The request goes to nimbus; the job does not wait for its effect. Of a single topology the
+    config needs no name. ``topologies`` is read by a run, and may be filled later.
     """
 
     @dg.op(name=f"{job}_op", out=dg.Out(dg.Nothing), description=description)
@@ -304,6 +358,7 @@ def request_job(
 
 
 def _jobs(topology: DeclaredTopology) -> list[Any]:
+    """The jobs `kill_NAME`, `submit_NAME` and `deploy_NAME`."""
     name = topology.name
     identifier = topology.identifier
     tags = topology_tags(name)
@@ -338,6 +393,7 @@ def _jobs(topology: DeclaredTopology) -> list[Any]:
 
 
 def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
+    """The configured schedules of the topology: deploy and rebalance."""
     name = topology.name
     settings = topology.schedule
     tags = topology_tags(name)
@@ -345,6 +401,8 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
     def schedule(
         verb: str, cron: str, description: str, decide: Callable[..., dg.RunRequest | str]
     ) -> dg.ScheduleDefinition:
+        """A schedule; ``decide`` returns the run of a tick, or a reason without one."""
+
         @dg.schedule(
             name=f"{verb}_{topology.identifier}_schedule",
             job_name=f"{verb}_declared",
@@ -374,6 +432,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
     def deploy(
         instance: dg.DagsterInstance, _: OperationsContext, actual: RunningTopology | None
     ) -> dg.RunRequest | str:
+        """The deploy of the differences; code only if the policy and the files allow it."""
         differ = differences(topology.declaration, topology.described, actual)
         if "target" in differ:
             return f"{name} cannot be deployed: {differ['target']}"
@@ -391,6 +450,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
     def rebalance(
         _: dg.DagsterInstance, ops: OperationsContext, actual: RunningTopology | None
     ) -> dg.RunRequest | str:
+        """The rebalance, if the local planner would move a task."""
         if actual is None or actual.status not in ("ACTIVE", "INACTIVE"):
             return f"{name} does not run" if actual is None else f"{name} is {actual.status}"
         if not plan_rebalance(ops, actual.topology_id, dry_run=True).moved:

@@ -33,12 +33,15 @@ from storm_dagster.model.multimap import multimap
 DECLARED_TAG = {"storm/declared": "topology"}
 """Tag of the asset of each declared topology."""
 _SEEN_EVERY_SECS = 600.0
+"""Pause between two observations that all tasks run, while the state is unchanged."""
 _CHANGED_EVERY_SECS = 60.0
+"""Shortest pause between two observations of an asset."""
 _MAX_EVENTS = 500
+"""Number of events after which a tick observes no further topology."""
 
 
 def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definitions:
-    """The sensor and the jobs.
+    """The sensor and the jobs that all declared topologies share.
 
     ``topologies`` is read when they run and may be filled later.
     """
@@ -63,6 +66,8 @@ def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definit
 
 
 def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
+    """The sensor of the ``topologies``, which it reads in each tick."""
+
     @dg.sensor(
         name="declared_topologies_sensor",
         job_name=DEPLOY_JOB,
@@ -79,6 +84,7 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
         events: list[Any] = []
         requests: list[dg.RunRequest] = []
         summary: list[str] = []
+        # Key of each cluster -> its topologies, and epoch seconds of the last tick that saw it.
         clusters = multimap((_cluster_key(topology), topology) for topology in topologies.values())
         seen_at = {cluster: cursor.get(cluster) for cluster in clusters}
         for cluster, cluster_topologies in clusters.items():
@@ -136,11 +142,13 @@ def _take_snapshots(
 ) -> tuple[dict[str, DeclaredSnapshot], str]:
     """Snapshots of the topologies of one cluster, and the error of the session.
 
-    They are taken in one session. ``""`` without an error.
+    Name -> snapshot; they are taken in one session, up to its error. ``""`` without an error.
     """
     snapshots: dict[str, DeclaredSnapshot] = {}
     with ExitStack() as stack:
-        nimbus: Any = stack.enter_context(declared[0].nimbus.client(2.0))
+        # All have the resources of the same cluster. A tick waits at most 2 s for a leader.
+        first = declared[0]
+        nimbus: Any = stack.enter_context(first.nimbus.client(patience_secs=2.0))
 
         def measure(name: str) -> dict[str, Any] | None:
             nonlocal nimbus
@@ -151,7 +159,7 @@ def _take_snapshots(
                 return None
 
         try:
-            cluster, blobs = stack.enter_context(declared[0].connect(instance))
+            cluster, blobs = stack.enter_context(first.connect(instance))
             view = cluster.load_view()
             for topology in declared:
                 snapshots[topology.name] = topology.snapshot(cluster, blobs, view, measure)
@@ -170,8 +178,11 @@ def state_events(
 ) -> list[Any]:
     """Events of a change since the newest observation ``former``.
 
-    Empty without a change. ``snapshot`` is ``None`` while the cluster is unreachable, because of
-    ``problem``; a tick last saw it at ``seen_at``.
+    They are observations of the topology and of its components whose sizes changed, and evaluations
+    of its checks; a change within a minute after ``former`` waits. Without a change, one
+    observation every ten minutes while all tasks run, else none. ``snapshot`` is ``None`` while the
+    cluster is unreachable, because of ``problem``; a tick last saw it at ``seen_at``. Such a state
+    has events only once the check `fresh` fails.
     """
     key = topology.key
     former_state = str(former.get("state", ""))
@@ -184,6 +195,7 @@ def state_events(
             {}, metadata={"status": "OUT OF REACH"}, details={"problem": problem}
         )
     results = {**snapshot.check_results, "fresh": freshness}
+    # The part after the dot shows if the components have to be observed as well.
     components_digest = digest(snapshot.components)
     state = f"{_state_digest(snapshot, results)}.{components_digest}"
     is_changed = state != former_state
@@ -231,6 +243,7 @@ def _last_running(
 
 def _state_digest(snapshot: DeclaredSnapshot, results: Mapping[str, dg.AssetCheckResult]) -> str:
     """Hash of the state without the sizes of components."""
+    # A passed check has no severity that matters.
     outcomes = {
         name: [result.passed, result.passed or str(result.severity)]
         for name, result in results.items()
@@ -242,7 +255,10 @@ def _state_digest(snapshot: DeclaredSnapshot, results: Mapping[str, dg.AssetChec
 def _new_version(
     instance: dg.DagsterInstance, topology: DeclaredTopology, snapshot: DeclaredSnapshot
 ) -> list[dg.AssetMaterialization]:
-    """The materialization of a version that another code location deployed."""
+    """The materialization of a version that another code location deployed.
+
+    Empty unless all tasks run, no run of the topology is under way, and the version is new.
+    """
     actual = snapshot.actual
     key = topology.key
     if actual is None or not snapshot.runs or actual.status not in ("ACTIVE", "INACTIVE"):

@@ -40,7 +40,9 @@ class DeclaredSnapshot:
     """Snapshot of the running state of one declared topology."""
 
     check_results: Mapping[str, dg.AssetCheckResult]
+    """Check -> result; empty if the cluster was not read."""
     actual: RunningTopology | None = None
+    """``None`` if the topology does not exist."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Its state in a few values, which are constant while the topology is unchanged."""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -56,6 +58,7 @@ class DeclaredSnapshot:
     @property
     def problems(self) -> list[str]:
         """Problems, as texts without permanently changing numbers."""
+        # The descriptions of the other checks have numbers that change all the time.
         names = ("all_tasks_run", "as_declared")
         results = [self.check_results[name] for name in names if name in self.check_results]
         return [str(result.description) for result in results]
@@ -69,11 +72,14 @@ class DeclaredTopology:
     described: TargetDescription
     files: LoadedFiles
     identifier: str
+    """The name in names of jobs and ops."""
     specs: Sequence[dg.AssetSpec]
     """The topology's spec, then those of its components."""
     components: Mapping[str, dg.AssetKey]
+    """Component -> its asset key."""
     policy: DeployPolicy
     batch: Mapping[str, Any]
+    """Batches of a gray upgrade, as :attr:`Reconciler.batch`."""
     alerts: TopologyAlerts
     freshness: FreshnessAttributes
     schedule: ScheduleAttributes
@@ -109,9 +115,10 @@ class DeclaredTopology:
         view: ClusterView,
         measure: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
     ) -> DeclaredSnapshot:
-        """Take a snapshot.
+        """Take a snapshot of the topology in ``view``.
 
-        ``measure`` reads `show` from nimbus, with the statistics, which are needed only for limits.
+        ``measure`` reads `show` from nimbus, with the statistics; it is called only if a limit is
+        set. Without its document limits are not checked.
         """
         actual = read_actual(cluster, blobs, self.name, view)
         document = None
@@ -135,7 +142,10 @@ class DeclaredTopology:
             return DeclaredSnapshot(results, metadata=metadata)
         metadata["running_code_version"] = actual.code_version or "none"
         stored_epoch = cluster.epoch()
-        http = stored_epoch[1].http if stored_epoch else ""
+        http = ""
+        if stored_epoch is not None:
+            _, leader = stored_epoch
+            http = leader.http
         services = {node: info.http for node, info in view.supervisors.items()}
         details: dict[str, Any] = {**statistics_links(http, self.name)}
         details["workers_and_logs"] = workers_markdown(document, services)
@@ -158,7 +168,10 @@ class DeclaredTopology:
 
 
 def newest_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
-    """The data version of the newest materialization; ``None`` without one."""
+    """The data version of the newest materialization.
+
+    ``None`` without a materialization, ``""`` for one without a version.
+    """
     event = instance.get_latest_materialization_event(key)
     materialization = event.asset_materialization if event is not None else None
     if materialization is None:

@@ -32,11 +32,16 @@ from storm_dagster.defs.healing.memory import (
     Recovery,
     Restart,
     assign_attempt_numbers,
+    limit_observations,
+    limit_runs,
     recoveries,
     restarts,
     run_requests,
-    spare_observations,
-    spare_runs,
+)
+from storm_dagster.defs.healing.observations import (
+    alarm_observation,
+    recovery_observations,
+    restart_observations,
 )
 from storm_dagster.defs.instance_settings import tick_limit
 from storm_dagster.defs.keys import (
@@ -46,34 +51,42 @@ from storm_dagster.defs.keys import (
     WAITING_STATUSES,
     WORKERS,
 )
-from storm_dagster.defs.metadata import table
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.memory import return_free_memory
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REASSIGN_JOB, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.multimap import multimap
 from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _TICK_SECS = 45.0
-# Dagster ends a tick after 60 seconds, and drops its cursor.
+"""Longest tick by default."""
 _MAX_TICK_SECS = 55.0
+"""Longest tick that can be configured: Dagster ends one after 60 s, and drops its cursor."""
 _POLL_EVERY_SECS = 5.0
+"""Longest pause between two polls of a tick."""
 _COALESCE_SECS = 0.15
+"""Pause before the second poll, which sees all workers of one fault together."""
 _BETWEEN_POLLS_SECS = 0.5
-# Longer than the pause between two ticks: after a longer gap a silent worker may have sent
-# heartbeats that the sensor did not see.
+"""Shortest pause between two polls, while the cluster changes all the time."""
 _BLIND_SECS = 20.0
-# A run that has not started by then waits in a queue.
+"""Longest gap between two polls over which limits continue to run.
+
+It is longer than the pause between two ticks. In a longer gap a silent worker may have sent
+heartbeats that the sensor did not see.
+"""
 _MAX_QUEUE_SECS = 30.0
-# A run whose process was killed stays "started" permanently; it must not prevent the healing of its
-# topology.
+"""Age from which on a run that has not started counts as waiting in a queue."""
 _MAX_RUN_SECS = 360.0
+"""Age from which on a run does not prevent another one of its topology, unless it is queued.
+
+A run whose process was killed stays "started" permanently.
+"""
 _MAX_IDLE_WATCHES = 2
+"""Watches that a process keeps between ticks, one for each cluster."""
 
 
 class _Watch:
@@ -85,17 +98,23 @@ class _Watch:
     def __init__(self, cluster: StormClusterState) -> None:
         self.cluster = cluster
         self._changed = threading.Event()
+        """Set by a change of the cluster or of the connection; ends :meth:`wait`."""
         self._interrupted = threading.Event()
+        """Set while :meth:`interrupted` has not reported that the connection broke."""
         cluster.state.add_listener(self._on_connection)
         self._reads: CachedReads | None = None
+        """Reads of the views; ``None`` on another state store than ZooKeeper."""
         if isinstance(cluster.state, ZooKeeperClusterState):
-            self._reads = CachedReads(cluster.state, None)
+            self._reads = CachedReads(cluster.state, disk=None)
             self._reads.register(lambda *_: self._changed.set())
         self._polled_at = 0.0
-        # Session that created ``/healer``, 0 without one.
+        """Monotonic clock of the last poll."""
         self._healer_session = 0
+        """Session that created ``/healer``, 0 without one."""
         self._healer_document = {"v": 1, "host": socket.gethostname(), "pid": os.getpid()}
+        """Content of ``/healer`` without an alarm."""
         self._published: str | None = None
+        """The alarm in ``/healer``."""
 
     def _on_connection(self, connection: str) -> None:
         if connection != "CONNECTED":
@@ -103,7 +122,7 @@ class _Watch:
         self._changed.set()
 
     def interrupted(self) -> bool:
-        """True if the connection broke since the last call.
+        """True if the connection broke since the last call, which this call forgets.
 
         An outage that ends this session ends those of workers and supervisors as well. Then a
         missing node does not show that its process is dead.
@@ -124,7 +143,10 @@ class _Watch:
         return self._reads.load_view(self.cluster.cluster_id())
 
     def hold_healer(self) -> None:
-        """Create ``/healer``, which prevents the leader from healing, unless it exists."""
+        """Create ``/healer``, which prevents the leader from healing, unless it exists.
+
+        A node that this session created needs no call of ZooKeeper.
+        """
         state = self.cluster.state
         # 0 on another state store.
         session = 0 if self._reads is None else self.cluster.session.session_id
@@ -138,7 +160,7 @@ class _Watch:
         self._published = None
 
     def release_healer(self) -> None:
-        """Delete ``/healer``, so that the leader heals."""
+        """Delete ``/healer``, so that the leader heals; that of another session stays."""
         state = self.cluster.state
         if state.owned(paths.HEALER):
             state.delete_node(paths.HEALER)
@@ -146,7 +168,10 @@ class _Watch:
             self._published = None
 
     def publish_alarm(self, alarm: str | None) -> None:
-        """Write the reason of a pause of healing into ``/healer``; ``status`` reads it."""
+        """Write the reason of a pause of healing into ``/healer``; ``status`` reads it.
+
+        ``None`` removes it. No write if it is there already, or if another session has the node.
+        """
         if alarm == self._published or not self.cluster.state.owned(paths.HEALER):
             return
         document: dict[str, Any] = dict(self._healer_document)
@@ -158,7 +183,8 @@ class _Watch:
     def wait(self, seconds: float) -> None:
         """Sleep until the cluster changes, at most ``seconds``.
 
-        Changes that follow each other are seen together.
+        After a change it sleeps on until the shortest pause since the last poll has passed, so
+        that changes that follow each other are seen together.
         """
         self._changed.wait(max(0.0, seconds))
         next_poll_secs = self._polled_at + _BETWEEN_POLLS_SECS - time.monotonic()
@@ -166,14 +192,15 @@ class _Watch:
 
 
 _idle_watches: OrderedDict[str, _Watch] = OrderedDict()
+"""The cluster's conf of ZooKeeper -> its watch between two ticks, oldest use first."""
 
 
 @contextmanager
 def _open_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
     """A watch of that cluster, which is kept for the next tick; ``/healer`` is not.
 
-    It keeps its session and its reads. :class:`Unavailable` if ZooKeeper is unreachable or the root
-    does not exist.
+    It keeps its session and its reads; after an error in the block its session is closed.
+    :class:`Unavailable` if ZooKeeper is unreachable or the root does not exist.
     """
     storm_conf = {name: conf[name] for name in sorted(conf) if name.startswith("storm.")}
     key = json.dumps(storm_conf, default=str)
@@ -184,7 +211,7 @@ def _open_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
     except BaseException:
         watch.cluster.disconnect()
         raise
-    # Two ticks at once (a code reload in progress) had one watch each.
+    # Two ticks at once (a code reload in progress) had one watch each: the later one is kept.
     other_watch = _idle_watches.pop(key, None)
     _idle_watches[key] = watch
     if other_watch is not None:
@@ -197,9 +224,9 @@ def _open_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
 def unfinished_topologies(
     instance: dg.DagsterInstance, names: DagsterNames
 ) -> tuple[set[str], str | None]:
-    """Ids of the topologies of current reassignments, and a run that does not start.
+    """Ids of the topologies of current reassignments, and the id of a run that waits.
 
-    ``None`` instead of the run if all start.
+    ``None`` instead of the run if none has waited for 30 s. Only the newest 100 runs are read.
     """
     records = instance.get_run_records(
         filters=dg.RunsFilter(job_name=names.name(REASSIGN_JOB), statuses=UNFINISHED_STATUSES),
@@ -226,67 +253,11 @@ def unfinished_topologies(
 
 
 def _cause_documents(run: dg.DagsterRun, names: DagsterNames) -> Iterable[Any]:
-    """The causes in the config of a reassignment run."""
+    """The causes in the config of a reassignment run; empty without a config."""
     ops: Any = run.run_config.get("ops") or {}
     op = ops.get(names.name(REASSIGN_OP)) or {}
     config = op.get("config") or {}
     return config.get("causes") or ()
-
-
-def restart_observations(
-    restarted: Iterable[Restart], key: dg.AssetKey
-) -> list[dg.AssetObservation]:
-    """One observation for each topology whose workers were restarted in place."""
-    by_name = multimap((restart.name, restart) for restart in restarted)
-    observations: list[dg.AssetObservation] = []
-    for name, members in sorted(by_name.items()):
-        rows = [(member.host, member.port, member.node, member.pid) for member in members]
-        observations.append(
-            dg.AssetObservation(
-                asset_key=key,
-                partition=name,
-                description=f"{len(members)} workers of {name} were restarted in place",
-                metadata={
-                    "restarts": len(members),
-                    "workers": table("host port:int supervisor pid:int", rows),
-                    "topology_id": members[0].topology_id,
-                },
-            )
-        )
-    return observations
-
-
-def recovery_observations(
-    recovered: Iterable[Recovery], topology: dg.AssetKey, workers: dg.AssetKey
-) -> list[dg.AssetObservation]:
-    """Two observations of each recovery.
-
-    One is at its topology's partition, one at the workers. Dagster plots the seconds at the workers
-    of the cluster.
-    """
-    observations: list[dg.AssetObservation] = []
-    for recovery in recovered:
-        metadata = {
-            "recovery_seconds": round(recovery.seconds, 3),
-            "recovered_topology": recovery.topology_id,
-            "how": "tasks moved" if recovery.moved else "restarted in place",
-        }
-        words = f"all workers of {recovery.name} run again after {recovery.seconds:.2f} s"
-        observations += [
-            dg.AssetObservation(
-                asset_key=topology, partition=recovery.name, description=words, metadata=metadata
-            ),
-            dg.AssetObservation(asset_key=workers, description=words, metadata=metadata),
-        ]
-    return observations
-
-
-def alarm_observation(alarm: str | None, key: dg.AssetKey) -> dg.AssetObservation:
-    """Observation of the supervisors: healing pauses, or continues."""
-    words = f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on"
-    return dg.AssetObservation(
-        asset_key=key, description=words, metadata={"alarm": alarm or "none"}
-    )
 
 
 def poll_summary(view: ClusterView, liveness: LivenessResult) -> str:
@@ -314,8 +285,11 @@ class _PollResult:
 
     requests: list[dg.RunRequest]
     restarted: list[Restart]
+    """Restarts in place to observe."""
     recovered: list[Recovery]
+    """Recoveries to observe."""
     memory: HealingMemory
+    """Memory for the next poll."""
     next_check: float
     """Boot clock at which the next limit or back-off ends."""
     text: str
@@ -323,7 +297,7 @@ class _PollResult:
     causes: list[str]
     """Reasons for the requests, in words."""
     stuck: str | None
-    """A requested run that does not start; until it starts, the leader heals."""
+    """Id of a requested run that does not start; until it starts, the leader heals."""
 
 
 class _Tick:
@@ -341,17 +315,28 @@ class _Tick:
         self.names = names
         self.cursor = HealingCursor(sensor, context.cursor)
         self.memory = HealingMemory()
+        """Memory after the last poll."""
         self.epoch = -1
+        """Epoch of the last view; -1 before the first."""
         self.is_loaded = False
         """True once the memory was loaded; before, the cursor stays unchanged."""
         self.restarted: list[Restart] = []
+        """Restarts of all polls of the tick, to observe."""
         self.recovered: list[Recovery] = []
+        """Recoveries of all polls of the tick, to observe."""
         self.alarm: str | None = None
+        """The alarm at the end of the former tick."""
         self.text = "the cluster was not seen"
+        """Summary of the last poll."""
         self.causes: list[str] = []
+        """Reasons for the requests, in words."""
 
     def run(self, watch: _Watch, deadline: float) -> list[dg.RunRequest]:
-        """Poll until a reassignment is due, or until ``deadline`` of the monotonic clock."""
+        """Poll until a reassignment is due; the requests of its runs.
+
+        Empty if an alarm begins or ends, or at ``deadline`` of the monotonic clock. The fields have
+        the result of the last poll, and the changes of all polls, also after an error.
+        """
         self.memory = self.cursor.load(watch.cluster)
         self.alarm = self.memory.alarm
         self.is_loaded = True
@@ -359,7 +344,8 @@ class _Tick:
             result = self.poll(watch)
             if result.requests:
                 # Workers that die together are seen together: one run for all of them, and no
-                # second blind window.
+                # second blind window. The first result is dropped, and the second poll decides by
+                # the same memory.
                 time.sleep(_COALESCE_SECS)
                 result = self.poll(watch)
             self.memory = result.memory
@@ -399,15 +385,17 @@ class _Tick:
         def busy(causes: Collection[Cause]) -> Collection[str]:
             nonlocal stuck
             unfinished, stuck = unfinished_topologies(self.context.instance, self.names)
+            # While a run does not start, the leader heals: no topology gets another run.
             return {cause.topology_id for cause in causes} if stuck else unfinished
 
         step = healing_step(view, self.memory, now, self.settings, busy=busy)
-        attempts, requested = spare_runs(view, step.attempts, step.memory, now)
+        # limit_runs counts attempts by their back-off; only then they get numbers that are free.
+        attempts, requested = limit_runs(view, step.attempts, step.memory, now)
         due, used = assign_attempt_numbers(view, attempts, self.memory.used)
         restarted, workers = restarts(view, self.memory.workers)
         recovered, recovering = recoveries(view, self.memory.recovering, now)
-        restarted, observed = spare_observations(restarted, self.memory.observed, now)
-        recovered, observed = spare_observations(recovered, observed, now)
+        restarted, observed = limit_observations(restarted, self.memory.observed, now)
+        recovered, observed = limit_observations(recovered, observed, now)
         if step.memory.alarm:
             # Workers that return after an alarm were out of sight: their outage is unknown.
             recovered = []

@@ -24,21 +24,33 @@ from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_me
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 REASSIGN_OP = f"{REASSIGN_JOB}_op"
+"""Name of the op of the reassignment job, at which a run's config has its causes."""
 CAUSE_TAG = "storm/cause"
+"""Run tag: the kind of the causes."""
 _MAX_KEY_LENGTH = 240
+"""Characters of a run key; a longer one is cut, and ends with its hash."""
 _MAX_RECENT_MEMORIES = 8
+"""Memories that a process keeps, of all its heartbeat sensors together."""
 RecoveryMemory = Mapping[str, tuple[int, float | None]]
 """Topology id -> (version of its last complete assignment, start of the outage).
 
 The start is a time of the boot clock, ``None`` while all workers run.
 """
 _EARLY_RUNS = 7
+"""Attempts of a cause that get a run each; later ones are limited."""
 _LATE_RUN_SECS = 8 * 3600.0
+"""Time between two later runs of a cause while the cluster's capacity is the same."""
 _EARLY_OBSERVATIONS = 10
+"""Observations of a topology that are not limited; later ones are."""
 _OBSERVED_SECS = 3600.0
+"""Time between two later observations of a topology."""
 _DAY_SECS = 86_400.0
-# A version that no heartbeat record has.
+"""Time without an observation after which a topology's count restarts."""
 _UNSEEN = FirstSeen(-2, 0.0)
+"""Placeholder of a counter in the stored record.
+
+No heartbeat record or supervisor has the value -2, so that any current value is a change.
+"""
 
 
 class HealingMemory(HealingState, frozen=True):
@@ -49,35 +61,44 @@ class HealingMemory(HealingState, frozen=True):
     workers: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     """Topology id -> ``"node:port"`` -> start token (8 characters) of the worker."""
     recovering: RecoveryMemory = msgspec.field(default_factory=dict)
+    """Topologies that were complete once, and their current outages."""
     asked: Mapping[str, tuple[float, str]] = msgspec.field(default_factory=dict)
     """Cause key -> (boot clock of its last run request, capacity at that time).
 
     The name is that of the stored record's field.
     """
     observed: Mapping[str, tuple[int, float]] = msgspec.field(default_factory=dict)
-    """Topology id -> (observations of the last day, boot clock of the last one)."""
+    """Topology id -> (number of its observations, boot clock of the last one).
+
+    A day without an observation ends the count.
+    """
 
     def to_record(self) -> bytes:
         """Encode the memory without the values that change with every heartbeat.
 
-        In a healthy cluster the bytes are the same after every poll. Counters that were seen to
-        change are left out. A reader of the record sees them for the first time, and grants them
-        one full timeout.
+        In a healthy cluster the bytes are the same after every poll. The counters of heartbeats
+        are placeholders, and supervisors are left out. So another process that reads the record
+        sees each counter for the first time, and grants it one full timeout.
         """
         topologies = {
             topology_id: replace(part, beats=_UNSEEN)
             for topology_id, part in self.liveness.topologies.items()
         }
-        # While tasks wait for a slot, the arrival of a supervisor must be noticed.
-        waiting_for = self.liveness.supervisors if self.attempts else ()
-        supervisors = dict.fromkeys(waiting_for, _UNSEEN)
+        # A supervisor whose id is not in the memory makes every open attempt due. So their ids are
+        # stored while there are attempts: otherwise each reader would take all of them for new.
+        supervisor_ids = self.liveness.supervisors if self.attempts else ()
+        supervisors = dict.fromkeys(supervisor_ids, _UNSEEN)
         liveness = replace(self.liveness, topologies=topologies, supervisors=supervisors)
         return encode_memory(replace(self, liveness=liveness, polled_at=UNSET))
 
 
 class _CursorText(msgspec.Struct, frozen=True):
+    """Fields of the cursor, a JSON object that Dagster stores."""
+
     memory: str | None = None
+    """Name of the memory's record in ZooKeeper."""
     looked_at: float | None = None
+    """Boot clock of the last poll; ``None`` if all limits restart."""
 
 
 class HealingCursor:
@@ -88,6 +109,7 @@ class HealingCursor:
     """
 
     _recent: ClassVar[BoundedMap[str, HealingMemory]] = BoundedMap(_MAX_RECENT_MEMORIES)
+    """Text of a cursor -> the complete memory at the end of its tick."""
 
     def __init__(self, sensor: str, text: str | None) -> None:
         self._sensor = sensor
@@ -97,7 +119,11 @@ class HealingCursor:
         self._polled_at = cursor.looked_at
 
     def load(self, cluster: StormClusterState) -> HealingMemory:
-        """The memory at the end of the cursor's tick."""
+        """The memory at the end of the cursor's tick.
+
+        In the process of that tick it is complete, in another one it is that of the record. Empty
+        but for the time of the last poll if the record is lost.
+        """
         memory = self._recent.get(self._text)
         if memory is not None:
             return memory
@@ -106,13 +132,20 @@ class HealingCursor:
         return replace(decode_memory(HealingMemory, record), polled_at=polled_at)
 
     def store(self, cluster: StormClusterState, memory: HealingMemory, epoch: int) -> None:
-        """Write the record if it changed."""
+        """Write the record if it changed; :meth:`after` names it in the cursor.
+
+        ``epoch`` is that of the view that the memory was made from. If it is over, or another
+        process was faster, there is no write, and the cursor names the former record.
+        """
         self._record = store_memory(
             cluster, self._sensor, memory.to_record(), self._record, epoch=epoch
         )
 
     def after(self, memory: HealingMemory) -> str:
-        """The text of the cursor after ``memory`` was stored."""
+        """The text of the cursor after a tick.
+
+        This process keeps ``memory`` for the tick that begins with this cursor.
+        """
         polled_at = None if memory.polled_at is UNSET else memory.polled_at
         text = encode_memory(_CursorText(self._record, polled_at)).decode()
         self._recent[text] = memory
@@ -141,20 +174,21 @@ def restarts(
     forgotten.
     """
     restarted: list[Restart] = []
+    # Topology id -> "node:port" -> start token, as in HealingMemory.workers.
     tokens: dict[str, dict[str, str]] = {}
     for topology_id, topology in view.topologies.items():
         former_slots = former_tokens.get(topology_id, {})
-        slots: dict[str, str] = {}
+        slot_tokens: dict[str, str] = {}
         for worker in topology.workers:
             key = worker.slot.key
             former = former_slots.get(key)
             live_worker = topology.live_workers.get(worker.slot)
             if live_worker is None:
                 if former is not None:
-                    slots[key] = former
+                    slot_tokens[key] = former
                 continue
             token = live_worker.token[:8]
-            slots[key] = token
+            slot_tokens[key] = token
             if former is not None and former != token:
                 restarted.append(
                     Restart(
@@ -166,8 +200,8 @@ def restarts(
                         live_worker.pid,
                     )
                 )
-        if slots:
-            tokens[topology_id] = slots
+        if slot_tokens:
+            tokens[topology_id] = slot_tokens
     return restarted, tokens
 
 
@@ -178,6 +212,7 @@ class Recovery:
     topology_id: str
     name: str
     seconds: float
+    """Length of the outage, from the poll that missed a worker."""
     moved: bool
     """True if tasks were moved; otherwise the workers came back in place."""
 
@@ -191,7 +226,8 @@ def recoveries(
     """Topologies that are complete after an outage, and the memory for the next call.
 
     A change of the assignment while all workers live (rebalance, deploy) is not a recovery: a
-    recovery begins only when a worker is missing under the assignment under which all ran.
+    recovery begins only when a worker is missing under the assignment under which all ran. It
+    then ends under any assignment, because the tasks of that worker may be moved.
     """
     recovered: list[Recovery] = []
     next_memory: dict[str, tuple[int, float | None]] = {}
@@ -203,6 +239,8 @@ def recoveries(
         former_version, outage_since = (None, None) if former is None else former
         if _is_complete(topology):
             next_memory[topology.id] = (version, None)
+            # An outage that begins in the future was noted before another boot: its length is
+            # unknown.
             if outage_since is not None and boot_now >= outage_since:
                 is_moved = version != former_version
                 recovered.append(
@@ -211,6 +249,8 @@ def recoveries(
         elif former is not None:
             if outage_since is not None:
                 next_memory[topology.id] = former
+            # Else an outage begins now, unless the assignment changed or the status shows that
+            # workers are replaced on purpose. The topology is then forgotten until it is complete.
             elif former_version == version and topology.base.status in ("ACTIVE", "INACTIVE"):
                 next_memory[topology.id] = (version, boot_now)
     return recovered, next_memory
@@ -249,13 +289,14 @@ def assign_attempt_numbers(
     return numbered, next_used
 
 
-def spare_runs(
+def limit_runs(
     view: ClusterView, attempts: Iterable[Attempt], memory: HealingMemory, now: float
 ) -> tuple[list[Attempt], dict[str, tuple[float, str]]]:
     """The attempts that are worth a run, and the requests for the next call.
 
     While the cluster's capacity is the same as at the last request, a cause that persists gets at
-    most ten runs a day: the first seven without a limit, then one every eight hours.
+    most ten runs a day: the first seven without a limit, then one every eight hours. The requests
+    of causes that are over are forgotten; a supervisor that was added makes the count restart.
     """
     capacity = _capacity_digest(view)
     worthwhile: list[Attempt] = []
@@ -279,12 +320,14 @@ def _capacity_digest(view: ClusterView) -> str:
     return digest([view.epoch, sorted(ports.items()), sorted(view.blacklist)])[:12]
 
 
-def spare_observations(
+def limit_observations(
     changes: Iterable[_Change], observed: Mapping[str, tuple[int, float]], now: float
 ) -> tuple[list[_Change], dict[str, tuple[int, float]]]:
     """Restarts or recoveries to observe, and the counts for the next call.
 
-    A topology whose workers crash permanently gets the first ten of a day, then one an hour.
+    Of one topology the first ten are observed, then one an hour. A day without an observation
+    restarts the count, and so does a clock that was set back by another boot. All changes of one
+    poll, of equal ``now``, count as one observation.
     """
     counts = {
         topology_id: (count, last)
@@ -294,7 +337,6 @@ def spare_observations(
     worthwhile: list[_Change] = []
     for change in changes:
         count, last = counts.get(change.topology_id, (0, now))
-        # Changes of the same poll count as one observation.
         is_same_poll = count > 0 and last == now
         if count < _EARLY_OBSERVATIONS or now - last >= _OBSERVED_SECS or is_same_poll:
             counts[change.topology_id] = (count if is_same_poll else count + 1, now)
@@ -331,6 +373,7 @@ def _group_key(members: list[Attempt]) -> str:
 
 
 def _request(members: list[Attempt], names: DagsterNames) -> dg.RunRequest:
+    """The run of these attempts; tagged with the topology if all are of one."""
     key = members[0].run_key if len(members) == 1 else _group_key(members)
     if len(key) > _MAX_KEY_LENGTH:
         key = f"{key[:200]}:{digest(key)[:12]}"

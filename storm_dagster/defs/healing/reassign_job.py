@@ -28,7 +28,8 @@ from storm_dagster.operations.results import ReassignResult
 def _causes_now(ops: OperationsContext) -> list[Cause]:
     """Causes for a run launched by hand: every assigned slot without a live worker.
 
-    The limits of time are not waited for.
+    The limits of time are not waited for, and causes that need an observation over time are left
+    out.
     """
     no_wait = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
     liveness = observe(
@@ -42,6 +43,7 @@ def _causes_now(ops: OperationsContext) -> list[Cause]:
 
 
 def _metadata(report: ReassignResult) -> dict[str, Any]:
+    """Metadata of one topology's reassignment, for both of its assets."""
     return {
         "topology_id": report.topology_id,
         "outcome": report.status,
@@ -82,7 +84,10 @@ def _log_materializations(
 def reassign_topologies(
     context: dg.OpExecutionContext, config: ReassignConfig, handles: Handles
 ) -> None:
-    """Reassign the tasks of the config's causes, by default of all dead workers."""
+    """Reassign the tasks of the config's causes, by default of all dead workers.
+
+    The run fails if the reassignment of a topology failed, after the others were made.
+    """
     with operations(context, handles) as ops:
         causes = [Cause.from_json(document) for document in config.causes] or _causes_now(ops)
         for cause in causes:

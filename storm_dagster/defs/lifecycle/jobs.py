@@ -34,15 +34,25 @@ from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
 
 _POLL_SECS = 0.5
-# After the delay the leader and lifecycle_sensor remove the topology as well. This run waits for
-# them, and removes it if neither does.
+"""Pause between two polls of a removal."""
+_WORKER_POLL_SECS = 0.1
+"""Pause between two polls of starting workers: a run reports the time until they run."""
 _GRACE_SECS = 2.0
-# A waiting run occupies a process: longer delays are left to the leader and lifecycle_sensor.
+"""Time after the delay of a kill in which this run leaves the removal to others.
+
+The leader and lifecycle_sensor remove the topology as well; this run does if neither does.
+"""
 _MAX_WAIT_SECS = 600
+"""Longest delay of a kill for which a run waits.
+
+A waiting run occupies a process: longer delays are left to the leader and lifecycle_sensor.
+"""
 _MAX_START_SECS = 60.0
-# A leader of a former release executes the verb in another run.
+"""Time in which restarted or replaced workers should run."""
 _MAX_RUN_SECS = 300.0
+"""Longest wait for the other run in which a leader of a former release executes the verb."""
 MAX_QUEUED_SECS = 30.0
+"""Time in which that other run may be queued."""
 
 
 @dataclass
@@ -68,7 +78,8 @@ class _VerbRun:
     def request_from_leader(self) -> LifecycleResult:
         """Request the verb from the leader; the topology afterwards.
 
-        A leader of a former release launches a run of the same job. This call waits for that run.
+        A leader of a former release launches a run of the same job. This call waits for that run,
+        for five minutes; :class:`Unavailable` if it stays in the queue that this run occupies.
         """
         view = self.ops.cluster.load_view()
         previous = topology_by_name(view, self.config.name).base.status
@@ -133,7 +144,10 @@ class _VerbRun:
         return self.request_from_leader()
 
     def operate(self, *args: Any, **more: Any) -> Any:
-        """The result of the verb's operation, by default with the fields of its request."""
+        """The result of the verb's operation.
+
+        It gets ``args`` and the fields ``more``, by default those of the verb's request.
+        """
         operation = lifecycle.OPERATIONS[self.verb.name]
         fields = more or self.request_fields()
         return operation(self.ops, self.config.name, *args, **fields)
@@ -155,7 +169,11 @@ _Report = tuple[LifecycleResult | UpgradeResult, dict[str, Any]]
 
 
 def _kill(run: _VerbRun) -> _Report:
-    """Kill the topology, wait for its removal, and drop its partition key."""
+    """Kill the topology, wait for its removal, and drop its partition key.
+
+    The removal after a delay of more than ten minutes is not waited for. The key stays while it is
+    in use (:func:`may_drop`).
+    """
     report = run.execute()
     if isinstance(report, LifecycleResult) and report.status is not None:
         run.context.log.info(
@@ -187,7 +205,10 @@ def _await_removal(ops: OperationsContext, report: LifecycleResult) -> Lifecycle
 
 
 def _restart(run: _VerbRun) -> _Report:
-    """Restart, and wait until every worker is replaced."""
+    """Restart, and wait until every worker is replaced.
+
+    :class:`Unavailable` after a minute. A topology without a live worker is not waited for.
+    """
     topology = topology_by_name(run.ops.cluster.load_view(), run.config.name)
     former_tokens = {node.token for node in topology.live_workers.values()}
     report = run.operate()
@@ -201,7 +222,12 @@ def _restart(run: _VerbRun) -> _Report:
 
 
 def _update(run: _VerbRun, handle: str | None) -> _Report:
-    """Replace the old topology, which is touched only when the new one is ready."""
+    """Replace the old topology, which is touched only when the new one is ready.
+
+    Materializes the published assignment and the active topology. The metadata have the seconds
+    without tuples (``gap_secs``) if the old topology was drained, and the new workers run within a
+    minute.
+    """
     if handle is None and not run.config.token:
         raise InvalidRequest(
             f"no topology is given to replace {run.config.name!r}: give `target` in the form"
@@ -220,7 +246,8 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
     if stored_assignment is None or tasks is None:
         return report, gap  # The topology was killed since.
     common = {"topology_id": report.topology_id, "status": report.status or "gone"}
-    published = stored_metadata(stored_assignment[0], tasks.component_of(), report.name)
+    assignment, _ = stored_assignment
+    published = stored_metadata(assignment, tasks.component_of(), report.name)
     for key, metadata in (
         (PUBLISHED_ASSIGNMENT, {**common, **published}),
         (ACTIVE_TOPOLOGY, common),
@@ -233,7 +260,10 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
 
 
 def _await_workers(ops: OperationsContext, topology_id: str, former: Collection[str] = ()) -> bool:
-    """True if every worker runs in time, without a start token of ``former``."""
+    """True if every worker runs within a minute, without a start token of ``former``.
+
+    False if the topology no longer exists, or has no assignment.
+    """
     began = ops.monotonic()
     while ops.monotonic() - began < _MAX_START_SECS:
         topology = ops.cluster.load_view().topologies.get(topology_id)
@@ -246,7 +276,7 @@ def _await_workers(ops: OperationsContext, topology_id: str, former: Collection[
         }
         if {worker.slot for worker in topology.assignment.workers} <= running:
             return True
-        ops.sleep(_POLL_SECS / 5)
+        ops.sleep(_WORKER_POLL_SECS)
     return False
 
 
@@ -265,7 +295,8 @@ def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
 def _watch(run: _VerbRun, request: UpgradeResult, *, back: bool = False) -> _Report:
     """Wait for the workers, and record the change of each.
 
-    The changes are logged in the run and observed at the topology's asset.
+    The changes are logged in the run and observed at the topology's asset. With ``back``, wait for
+    a rollback. Raises the errors of :func:`await_upgrade`.
     """
 
     def on_worker(worker: str, state: str) -> None:
@@ -364,38 +395,48 @@ def _done_by_former_leader(context: dg.OpExecutionContext, ops: OperationsContex
     return request.encode() in (ops.cluster.state.get_data(paths.UNREPORTED) or b"")
 
 
+def _perform(
+    verb: Verb,
+    context: dg.OpExecutionContext,
+    config: Any,
+    names: DagsterNames,
+    handles: Handles,
+    nimbus: NimbusResource,
+    *handle: str | None,
+) -> None:
+    """Execute the verb in its run, wait for the effect, and report it.
+
+    ``handle`` is given for a verb that brings code. No effect if a leader of a former release has
+    executed the request already.
+    """
+    began = time.monotonic()
+    effect = _EFFECTS[verb.effect]
+    with operations(context, handles) as ops:
+        if verb.executed_by == "leader" and _done_by_former_leader(context, ops):
+            context.log.warning(
+                f"{verb.name} of {config.name}: done by the leader, "
+                "because Dagster did not answer it in time"
+            )
+            return
+        run = _VerbRun(verb, context, config, names, handles, ops, nimbus)
+        # An update has the record of its token, in place of one that a run claims.
+        if not verb.has_token_record:
+            claim_record(context, ops)
+        try:
+            result, more = effect(run, *handle)
+        finally:
+            end_record(context, ops)
+    outcome, metadata = _metadata(result)
+    metadata = {**metadata, **more, "seconds": round(time.monotonic() - began, 3)}
+    run.observe(result.name, outcome, metadata)
+    context.add_output_metadata(metadata)
+    if not context.has_tag(TOPOLOGY_TAG):
+        context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: result.name})
+
+
 @functools.lru_cache(maxsize=128)
 def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
-    def perform(
-        context: dg.OpExecutionContext,
-        config: Any,
-        names: DagsterNames,
-        handles: Handles,
-        nimbus: NimbusResource,
-        *handle: str | None,
-    ) -> None:
-        began = time.monotonic()
-        effect = _EFFECTS[verb.effect]
-        with operations(context, handles) as ops:
-            if verb.executed_by == "leader" and _done_by_former_leader(context, ops):
-                context.log.warning(
-                    f"{verb.name} of {config.name}: done by the leader, "
-                    "because Dagster did not answer it in time"
-                )
-                return
-            run = _VerbRun(verb, context, config, names, handles, ops, nimbus)
-            if not verb.has_token_record:
-                claim_record(context, ops)
-            try:
-                result, more = effect(run, *handle)
-            finally:
-                end_record(context, ops)
-        outcome, metadata = _metadata(result)
-        metadata = {**metadata, **more, "seconds": round(time.monotonic() - began, 3)}
-        run.observe(result.name, outcome, metadata)
-        context.add_output_metadata(metadata)
-        if not context.has_tag(TOPOLOGY_TAG):
-            context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: result.name})
+    """The job of the verb; equal calls return the same one."""
 
     def verb_op(
         context: dg.OpExecutionContext,
@@ -404,7 +445,7 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
         handles: Handles,
         nimbus: NimbusResource,
     ) -> None:
-        perform(context, config, names, handles, nimbus)
+        _perform(verb, context, config, names, handles, nimbus)
 
     def code_op(
         context: dg.OpExecutionContext,
@@ -422,9 +463,10 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
                 config.conf,
                 config.allow_degraded,
             )
-        perform(context, config, names, handles, nimbus, handle)
+        _perform(verb, context, config, names, handles, nimbus, handle)
 
     op = code_op if verb.brings_code else verb_op
+    # Dagster makes the form of the annotation, which differs for each verb.
     op.__annotations__["config"] = verb_config(verb)
     return op_job(names, verb.job, op, verb.summary)
 

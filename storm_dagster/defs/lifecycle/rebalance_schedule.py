@@ -8,6 +8,7 @@ the tick's skip reason explains it.
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import dagster as dg
 
@@ -33,6 +34,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.rebalance import rebalance
 
 _ASK_JOB = "ask_for_rebalance"
+"""Job of a schedule outside of the cluster's code location."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ def _busy(topology: TopologyView, now_secs: int) -> str | None:
 def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> tuple[int, str]:
     """The fewest moves that restore balance, and their gain in words.
 
-    0 moves if the gain is not worth a run.
+    0 moves if the gain is not worth a run. Raises the planner's error if the topology does not fit.
     """
     report = rebalance(ops, topology.id, dry_run=True, view=view)
     if not report.moved or report.assignment is None or report.placement is None:
@@ -92,6 +94,67 @@ def ask_for_rebalance(
     context.add_output_metadata({"run_id": str(change.run_id or "none"), "topology": config.name})
 
 
+@dataclass(frozen=True)
+class _Moves:
+    """Rebalances that one schedule requests."""
+
+    names: DagsterNames
+    selected: frozenset[str] | None
+    """Names of the considered topologies; ``None``: all."""
+    in_cluster_location: bool
+    """True if the run is that of `rebalance_topology`, at the topology's partition."""
+
+    def evaluate(
+        self, ops: OperationsContext, instance: dg.DagsterInstance
+    ) -> tuple[list[dg.RunRequest], list[str]]:
+        """The runs to request, and a reason for each topology, in order of the names."""
+        view = ops.cluster.load_view()
+        requests: list[dg.RunRequest] = []
+        reasons: list[str] = []
+        for topology in sorted(view.topologies.values(), key=lambda topology: topology.base.name):
+            name = topology.base.name
+            if self.selected is not None and name not in self.selected:
+                continue
+            moved, reason = self._moves_of(ops, view, topology, instance)
+            reasons.append(f"{name}: {reason}")
+            if moved and topology.assignment_at is not None:
+                requests.append(self._request(topology, topology.assignment_at.version, moved))
+        return requests, reasons
+
+    def _moves_of(
+        self,
+        ops: OperationsContext,
+        view: ClusterView,
+        topology: TopologyView,
+        instance: dg.DagsterInstance,
+    ) -> tuple[int, str]:
+        """Moves of a rebalance of the topology, 0 without one, and the reason."""
+        reason = _busy(topology, ops.now_secs())
+        if reason is not None:
+            return 0, reason
+        try:
+            moved, reason = _gain(ops, view, topology)
+        except StormDagsterError as error:
+            return 0, f"left alone, {error.message}"
+        needs_partition = moved > 0 and self.in_cluster_location
+        if needs_partition and not instance.has_dynamic_partition(
+            self.names.partitions, topology.base.name
+        ):
+            return 0, "no partition key yet: lifecycle_sensor adds it"
+        return moved, reason
+
+    def _request(self, topology: TopologyView, version: int, moved: int) -> dg.RunRequest:
+        """The run that rebalances the topology, whose assignment has that data version."""
+        name = topology.base.name
+        # One run for each assignment: a rebalance that failed is not repeated at every tick.
+        run_key = f"{topology.id}:{version}"
+        tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(moved)}
+        if self.in_cluster_location:
+            return dg.RunRequest(run_key=run_key, tags=tags, partition_key=name)
+        ops = {self.names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}
+        return dg.RunRequest(run_key=run_key, tags=tags, run_config={"ops": ops})
+
+
 def build_rebalance_schedule(
     names: DagsterNames | None = None,
     *,
@@ -111,42 +174,11 @@ def build_rebalance_schedule(
     `rebalance_topology` directly.
     """
     names = names or DagsterNames()
-    selected: set[str] | None = None
+    selected: frozenset[str] | None = None
     if topologies is not None:
-        selected = {check_topology_reference(topology) for topology in topologies}
+        selected = frozenset(check_topology_reference(topology) for topology in topologies)
     ask_job = None if in_cluster_location else op_job(names, _ASK_JOB, ask_for_rebalance)
-
-    def run_request(topology: TopologyView, moved: int) -> dg.RunRequest:
-        """The run that rebalances the topology."""
-        assert topology.assignment_at is not None
-        name = topology.base.name
-        run_key = f"{topology.id}:{topology.assignment_at.version}"
-        tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(moved)}
-        if in_cluster_location:
-            return dg.RunRequest(run_key=run_key, tags=tags, partition_key=name)
-        ops = {names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}
-        return dg.RunRequest(run_key=run_key, tags=tags, run_config={"ops": ops})
-
-    def evaluate(
-        ops: OperationsContext,
-        view: ClusterView,
-        topology: TopologyView,
-        instance: dg.DagsterInstance,
-    ) -> tuple[int, str]:
-        """Moves of a rebalance of the topology, 0 without one, and the reason."""
-        reason = _busy(topology, ops.now_secs())
-        if reason is not None:
-            return 0, reason
-        try:
-            moved, reason = _gain(ops, view, topology)
-        except StormDagsterError as error:
-            return 0, f"left alone, {error.message}"
-        needs_partition = moved > 0 and in_cluster_location
-        if needs_partition and not instance.has_dynamic_partition(
-            names.partitions, topology.base.name
-        ):
-            return 0, "no partition key yet: lifecycle_sensor adds it"
-        return moved, reason
+    moves = _Moves(names, selected, in_cluster_location)
 
     def schedule(
         context: dg.ScheduleEvaluationContext,
@@ -154,8 +186,6 @@ def build_rebalance_schedule(
         blobstore: BlobStoreResource,
     ) -> list[dg.RunRequest] | dg.SkipReason:
         """Plan every stable topology, and request a run for those that gain from moves."""
-        requests: list[dg.RunRequest] = []
-        reasons: list[str] = []
         try:
             with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
                 ops = OperationsContext(
@@ -165,16 +195,7 @@ def build_rebalance_schedule(
                     planner=plan_placement,
                     log=_log,
                 )
-                view = cluster.load_view()
-                by_name = sorted(view.topologies.values(), key=lambda topology: topology.base.name)
-                for topology in by_name:
-                    topology_name = topology.base.name
-                    if selected is not None and topology_name not in selected:
-                        continue
-                    moved, reason = evaluate(ops, view, topology, context.instance)
-                    reasons.append(f"{topology_name}: {reason}")
-                    if moved and topology.assignment_at is not None:
-                        requests.append(run_request(topology, moved))
+                requests, reasons = moves.evaluate(ops, context.instance)
         except StormDagsterError as error:
             return dg.SkipReason(error.message)
         for line in reasons:

@@ -8,7 +8,8 @@ of a removed one, which was seen alive or which the leader removed, is dropped o
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 import dagster as dg
 import msgspec
@@ -26,6 +27,7 @@ from storm_dagster.model.errors import Corrupt, Fenced, Unavailable
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.records import decode_record
 from storm_dagster.model.unreported import UnreportedEvents
+from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.live.lifecycle import DoneAction, finish_due
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -33,7 +35,9 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 _log = logging.getLogger(__name__)
 _NAME = "lifecycle_sensor"
 _PARTITION_TAG = "dagster/partition"
+"""Dagster's tag of a run: its partition key."""
 _MAX_MARKS = 400
+"""Marks of names in a cursor; of more names it has none."""
 
 
 class LifecycleMemory(msgspec.Struct, frozen=True):
@@ -41,7 +45,7 @@ class LifecycleMemory(msgspec.Struct, frozen=True):
 
     due: DueMemory = msgspec.field(default_factory=DueMemory)
     alive: tuple[str, ...] = ()
-    """Names of the topologies that were seen alive."""
+    """Names of the topologies that are alive, or that were and whose key is not dropped yet."""
     removed: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Ids of the topologies that the leader had removed by then.
 
@@ -62,9 +66,9 @@ def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, clust
 
 
 def removed_by_leader(cluster: StormClusterState) -> tuple[str, ...]:
-    """Ids of the newest topologies that the leader removed.
+    """Ids of the topologies that the leader removed, the newest of them.
 
-    Empty for a damaged record.
+    Empty without a record, or for a damaged one.
     """
     raw = cluster.state.get_data(paths.UNREPORTED)
     if not raw:
@@ -79,9 +83,10 @@ def removed_by_leader(cluster: StormClusterState) -> tuple[str, ...]:
 def _alive_elsewhere(
     instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str
 ) -> bool:
-    """True if another cluster's sensor has the mark of a live namesake.
+    """True if another cluster's sensor has the mark of a live namesake in its cursor.
 
-    The sensor has the same name. The mark of another name may be equal, and then counts as well.
+    That sensor has the same name, because both clusters are without one. The mark of another name
+    may be equal, and then counts as well.
     """
     try:
         states = instance.all_instigator_state()
@@ -107,6 +112,7 @@ def name_marks(names: Iterable[str]) -> str:
 
 
 def _has_mark(marks: str, name: str) -> bool:
+    """True if ``marks``, of :func:`name_marks`, has the mark of the name."""
     if marks == "*":
         return True
     return name_marks([name]) in {marks[at : at + 4] for at in range(0, len(marks), 4)}
@@ -122,76 +128,105 @@ def _removal(names: DagsterNames, action: DoneAction) -> dg.AssetObservation:
     )
 
 
+@dataclass(frozen=True)
+class _KeyChanges:
+    """Partition keys to add and to drop, sorted, and the names of the next memory."""
+
+    new: list[str]
+    dropped: list[str]
+    alive: tuple[str, ...]
+    """As :attr:`LifecycleMemory.alive`: the next tick checks names whose key cannot go yet."""
+
+
+def _key_changes(
+    instance: dg.DagsterInstance,
+    names: DagsterNames,
+    memory: LifecycleMemory,
+    view: ClusterView,
+    registered: Collection[str],
+    removed_ids: Collection[str],
+    done: Iterable[DoneAction],
+) -> _KeyChanges:
+    """Compare the partition keys with the live topologies.
+
+    ``memory`` is that of the former tick, ``registered`` are the partition keys, ``removed_ids``
+    the topologies that the leader has removed, ``done`` the transitions of this tick.
+    """
+    alive = {topology.base.name for topology in view.topologies.values()}
+    # A topology that lived for less than a tick was not seen alive.
+    former_ids = () if memory.removed is msgspec.UNSET else memory.removed
+    removed_names = {topology_name_of(id) for id in set(removed_ids) - set(former_ids)}
+    # The same holds for a topology that this tick removed.
+    removed_names |= {action.name for action in done if action.action == "remove"}
+    # A key that was never seen alive belongs to a submission that is being prepared, by hand or by
+    # a run.
+    candidates = (set(memory.alive) | removed_names) & set(registered)
+    dropped = [
+        name
+        for name in sorted(candidates - alive)
+        if may_drop(instance, names, name, view.cluster_id)
+    ]
+    pending_names = alive | candidates - {*dropped}
+    return _KeyChanges(sorted(alive - set(registered)), dropped, tuple(sorted(pending_names)))
+
+
 def lifecycle_sensor(
     context: dg.SensorEvaluationContext, names: DagsterNames, handles: Handles
 ) -> dg.SensorResult | dg.SkipReason:
-    """Execute the due transitions, and add or drop partition keys."""
+    """Execute the due transitions, and add or drop partition keys.
+
+    It also evaluates the check of the instance's settings when its result changes.
+    """
     cursor = read_cursor(context.cursor)
     record: str | None = cursor.get("memory")
     try:
         with connect(handles, _log) as ops:
             memory = decode_memory(LifecycleMemory, load_memory(ops.cluster, _NAME, record))
             view = ops.cluster.load_view()
-            cluster_id = ops.cluster.cluster_id()
             report = finish_due(
                 ops, memory.due, boot_id=boot_id(), boot_now=boot_clock(), view=view
             )
             if report.done:
                 view = ops.cluster.load_view()
-            registered = set(context.instance.get_dynamic_partitions(names.partitions))
-            alive = {topology.base.name for topology in view.topologies.values()}
+            registered = context.instance.get_dynamic_partitions(names.partitions)
             removed = removed_by_leader(ops.cluster)
-            # A topology that lived for less than a tick was not seen alive.
-            former_removed = () if memory.removed is msgspec.UNSET else memory.removed
-            removed_names = {topology_name_of(id) for id in set(removed) - set(former_removed)}
-            # The same holds for a topology that this tick removed.
-            removed_names |= {action.name for action in report.done if action.action == "remove"}
-            # A key that was never seen alive belongs to a submission that is being prepared, by
-            # hand or by a run.
-            candidates = (set(memory.alive) | removed_names) & registered
-            dropped = sorted(
-                name
-                for name in candidates - alive
-                if may_drop(context.instance, names, name, cluster_id)
+            keys = _key_changes(
+                context.instance, names, memory, view, registered, removed, report.done
             )
-            # The next tick checks removed names that are still being submitted.
-            pending_names = alive | candidates - {*dropped}
-            memory = LifecycleMemory(report.memory, tuple(sorted(pending_names)), removed)
+            memory = LifecycleMemory(report.memory, keys.alive, removed)
             record = store_memory(
                 ops.cluster, _NAME, encode_memory(memory), record, epoch=view.epoch
             )
     except (Unavailable, Fenced) as error:
         return dg.SkipReason(error.message)
-    new = sorted(alive - registered)
     requests: list[dg.AddDynamicPartitionsRequest | dg.DeleteDynamicPartitionsRequest] = []
-    if new:
-        requests.append(dg.AddDynamicPartitionsRequest(names.partitions, new))
-    if dropped:
-        requests.append(dg.DeleteDynamicPartitionsRequest(names.partitions, dropped))
+    if keys.new:
+        requests.append(dg.AddDynamicPartitionsRequest(names.partitions, keys.new))
+    if keys.dropped:
+        requests.append(dg.DeleteDynamicPartitionsRequest(names.partitions, keys.dropped))
     actions = [action.describe() for action in report.done]
     for line in actions:
         context.log.info(line)
     for topology_id, message in report.failed.items():
         context.log.warning(f"{topology_id}: {message}")
     changes = list(actions)
-    changes += [f"new key {name}" for name in new]
-    changes += [f"dropped key {name}" for name in dropped]
+    changes += [f"new key {name}" for name in keys.new]
+    changes += [f"dropped key {name}" for name in keys.dropped]
     waiting = len(report.memory.seen) - len(actions)
     settings = check_settings(context.instance)
     state = {
         "memory": record,
-        "alive": name_marks(alive),
-        "cluster": cluster_id,
+        "alive": name_marks(topology.base.name for topology in view.topologies.values()),
+        "cluster": view.cluster_id,
         "settings": digest(settings.description),
     }
-    key = handles.zookeeper.asset_key(SUPERVISORS)
-    evaluation = outcome_of(settings, key, SETTINGS_CHECK, dg.AssetCheckEvaluation)
     removals = [action for action in report.done if action.action == "remove"]
     events: list[dg.AssetObservation | dg.AssetCheckEvaluation] = [
         _removal(names, action) for action in removals
     ]
     if cursor.get("settings") != state["settings"]:
-        events.append(evaluation)
+        key = handles.zookeeper.asset_key(SUPERVISORS)
+        events.append(outcome_of(settings, key, SETTINGS_CHECK, dg.AssetCheckEvaluation))
     return dg.SensorResult(
         asset_events=events,
         dynamic_partitions_requests=requests,

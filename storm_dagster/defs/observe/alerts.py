@@ -17,10 +17,14 @@ import dagster as dg
 from storm_dagster.defs.observe.sensors import read_cursor
 
 _MAX_OPEN = 64
+"""Open problems that the cursor holds; further ones wait."""
 _MAX_TICK_SECS = 30.0
-# After this time the failure of a check is a new problem, since a check that is no longer defined
-# is not evaluated.
+"""Time after which a tick makes no further call; the next tick continues."""
 _FORGET_SECS = 86_400
+"""Time after which the problem of a check is forgotten if the check has no evaluation.
+
+Such a check is no longer defined, and its problem would never end.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,18 +48,26 @@ class Alert:
 
 
 def _mark(alert: Alert) -> str:
+    """Short hash of the problem, for the cursor."""
     return hashlib.sha256(alert.key.encode()).hexdigest()[:10]
 
 
 def alerts_to_send(alerts: Iterable[Alert], open_problems: Mapping[str, float]) -> list[Alert]:
-    """The alerts of new problems, and of ``open_problems`` that are over."""
+    """The alerts of new problems, and of ``open_problems`` that are over.
+
+    ``open_problems``: mark of each problem that was reported -> epoch seconds.
+    """
     return [alert for alert in alerts if alert.resolved == (_mark(alert) in open_problems)]
 
 
 def check_alerts(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], *, warnings: bool
 ) -> list[Alert]:
-    """The newest evaluation of each check that has one."""
+    """The newest evaluation of each check that has one, as an alert.
+
+    It is ``resolved`` if the check passed, and without ``warnings`` also if it failed with severity
+    WARN. A check that is being evaluated now has no alert.
+    """
     if not keys:
         return []
     records = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
@@ -63,7 +75,9 @@ def check_alerts(
     for key, record in sorted(records.items(), key=lambda item: str(item[0])):
         event = record.event.dagster_event if record.event is not None else None
         if event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            continue  # It is being evaluated now: the former result is still valid.
+            # It is being evaluated now. Its open problem, if any, stays open, unless it is older
+            # than a day.
+            continue
         evaluation: Any = event.event_specific_data
         subject = f"{key.asset_key.to_user_string()}:{key.name}"
         is_error = evaluation.severity == dg.AssetCheckSeverity.ERROR
@@ -107,6 +121,7 @@ def build_alert_sensor(
         checks = _checks_of(context, selection or dg.AssetSelection.kind("storm"))
         alerts = check_alerts(context.instance, checks, warnings=warnings)
         marks = {_mark(alert) for alert in alerts}
+        # An open problem whose check has an evaluation is not forgotten.
         open_problems = {
             mark: at
             for mark, at in open_problems.items()

@@ -41,6 +41,7 @@ from storm_dagster.security.settings import Security
 EXPOSURES_CHECK = "exposures"
 DIAGNOSIS_CHECK = "diagnosis"
 _STABLE_SECS = 5.0
+"""Time for which a violation of an invariant must last; a run waits for it."""
 _Outcome = TypeVar("_Outcome", dg.AssetCheckResult, dg.AssetCheckEvaluation)
 
 _ASSETS: Mapping[str, dg.AssetKey] = {
@@ -48,9 +49,11 @@ _ASSETS: Mapping[str, dg.AssetKey] = {
     "slots_not_shared": keys.PUBLISHED_ASSIGNMENT,
     "assigned_to_live_slots": keys.SUPERVISORS,
 }
+"""Rule -> asset of its check; the others are checks of ``storm/active_topology``."""
 
 
 def _check_assets() -> Iterator[tuple[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]]]:
+    """The items of :data:`CHECK_ASSETS`."""
     for rule in RULES:
         if not rule.by_view:
             continue
@@ -79,7 +82,10 @@ def violations_result(
     topologies: int,
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
 ) -> dg.AssetCheckResult:
-    """Result of one check, with a sentence for each violation."""
+    """Result of one check, with a sentence for each violation.
+
+    The first 50 are in its metadata. ``topologies``: number of those that were checked.
+    """
     lines = list(sentences)
     metadata = {"violations": len(lines), "found": notes(lines[:50]), "topologies": topologies}
     return dg.AssetCheckResult(passed=not lines, severity=severity, metadata=metadata)
@@ -100,12 +106,13 @@ def outcome_of(
 
 
 def _view_check(name: str) -> Callable[..., dg.AssetCheckResult]:
+    """The function of the check ``name`` of :data:`CHECK_ASSETS`."""
+
     def check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
         with step_errors(), zookeeper.cluster() as cluster:
             view = cluster.load_view()
-        return violations_result(
-            view_findings(view)[name], len(view.topologies), CHECK_ASSETS[name][1]
-        )
+        _, severity, _ = CHECK_ASSETS[name]
+        return violations_result(view_findings(view)[name], len(view.topologies), severity)
 
     return check
 
@@ -119,25 +126,29 @@ def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> d
         view = cluster.load_view()
         with blobstore.blobs(cluster) as blobs:
             snapshot = ClusterSnapshot(view, blobs=stored_hashes(blobs, code_keys(view)))
+    # This rule needs the blobs as well, so that view_findings does not have it.
     (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
     sentences = [violation.sentence for violation in rule.check(snapshot)]
     return violations_result(sentences, len(view.topologies))
 
 
 def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
-    """Exposures that ``doctor --security`` lists, each with its remedy."""
+    """Exposures that ``doctor --security`` lists, each with its remedy.
+
+    It passes if every finding is ``ok``.
+    """
+    # (check, state, problem or measurement, remedy)
     rows: list[tuple[str, str, str, str]] = []
     with step_errors():
         place = ClusterPlace(zookeeper.home_path(), zookeeper.conf_dir, zookeeper.conf())
         for name, check in exposures(place).items():
             rows += [(name, *row) for row in check(place)]
-    exposed = [row for row in rows if row[1] != "ok"]
-    sentences = [f"{problem}: {remedy}" for _, _, problem, remedy in exposed]
+    sentences = [f"{problem}: {remedy}" for _, state, problem, remedy in rows if state != "ok"]
     return dg.AssetCheckResult(
-        passed=not exposed,
+        passed=not sentences,
         severity=dg.AssetCheckSeverity.WARN,
         description="; ".join(sentences) or "nothing is exposed",
-        metadata={"exposures": len(exposed), "findings": table("check state found remedy", rows)},
+        metadata={"exposures": len(sentences), "findings": table("check state found remedy", rows)},
     )
 
 
@@ -208,11 +219,15 @@ class _CheckedTopology:
     """An assignment, and the input that it was made from."""
 
     topology: TopologyToPlace
+    """The topology with its current assignment."""
     hosts: frozenset[str]
+    """Hosts of the live supervisors that are not blacklisted."""
     stored: Mapping[str, Any]
+    """The blob with the reasons of the newest placement."""
 
 
 def _moves(checked: _CheckedTopology) -> Iterator[str]:
+    """Faults of the newest placement's moves; none if they were not recorded."""
     moves = checked.stored.get("moves")
     if moves is None:
         return
@@ -239,6 +254,10 @@ warn, and a rebalance fixes their findings.
 
 
 def _checked_topologies(ops: OperationsContext) -> Iterator[_CheckedTopology]:
+    """The topologies that are placed, and not killed.
+
+    Those without a readable blob of code or reasons are left out.
+    """
     view = ops.cluster.load_view()
     hosts = frozenset(
         info.host for info in view.supervisors.values() if info.host not in view.blacklist
@@ -281,6 +300,7 @@ _CHECKS: Mapping[str, tuple[dg.AssetKey, Callable[..., dg.AssetCheckResult]]] = 
     SETTINGS_CHECK: (keys.SUPERVISORS, settings_check),
     **{name: (keys.ASSIGNMENT, placement_check(name)) for name in PLACEMENT_CHECKS},
 }
+"""Name of each check -> its asset and its function."""
 
 
 def build_checks(names: DagsterNames) -> list[dg.AssetChecksDefinition]:

@@ -28,9 +28,13 @@ REPOSITORY_TAG = ".dagster/repository"
 """Dagster's tag of a run: the code location that it belongs to."""
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _MAX_DELETED = 1000
+"""Runs that one call deletes; the next tick continues."""
 _PAGE = 100
+"""Runs that are read at one time."""
 _MEMORY = "seen"
+"""Metadata key of the memory in an observation of the inbox."""
 _GRACE_SECS = 60.0
+"""Time for which garbage must have been seen before it is removed."""
 _log = logging.getLogger(__name__)
 
 DECLARED = ""
@@ -83,7 +87,8 @@ def prune_runs(
     """Delete the oldest ended runs of this package, created before ``before``.
 
     At most ``max_deleted`` runs; returns the number of deleted runs. A run that made the newest
-    materialization of an asset, or of a live topology's partition, stays.
+    materialization of an asset, or of a live topology's partition, stays. ``repository``: only runs
+    of the code location with that value of :data:`REPOSITORY_TAG`.
     """
     alive = set(instance.get_dynamic_partitions(names.partitions))
     tags = {REPOSITORY_TAG: repository} if repository is not None else {}
@@ -96,6 +101,8 @@ def prune_runs(
             for record in page[: max_deleted - deleted]:
                 run_id = record.dagster_run.run_id
                 if _is_shown(instance, run_id, alive):
+                    # The next page begins after the last run that stays, because the others are
+                    # gone by then.
                     cursor = run_id
                 else:
                     instance.delete_run(run_id)
@@ -163,7 +170,10 @@ def load_inbox_memory(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) ->
 def observation(
     memory: Mapping[str, float], report: CleanResult | None, waiting: int, key: dg.AssetKey = INBOX
 ) -> dg.AssetObservation:
-    """Observation of the inbox: waiting garbage, removed garbage, and the memory."""
+    """Observation of the inbox: waiting garbage, removed garbage, and the memory.
+
+    ``report`` is ``None`` if no garbage was removed; ``waiting`` is a number.
+    """
     removed = [*report.nodes, *report.blobs, *report.tokens] if report else []
     return dg.AssetObservation(
         asset_key=key,
@@ -208,6 +218,7 @@ def inbox_cleanup_schedule(
             garbage, memory = survey(ops, before, boot_now=boot_clock(), grace_secs=_GRACE_SECS)
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
+    # An observation stays permanently: none is made of an unchanged memory.
     if json.dumps(memory, sort_keys=True) != json.dumps(before, sort_keys=True):
         context.instance.report_runless_asset_event(observation(memory, None, garbage.waiting, key))
     count = len(garbage.nodes) + len(garbage.blobs) + len(garbage.tokens)

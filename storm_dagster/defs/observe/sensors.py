@@ -41,8 +41,9 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
 
 _MIN_PAUSE_SECS = 60.0
+"""Shortest pause after an observation of a sensor."""
 _MAX_PAUSE_SECS = 3600.0
-"""Pauses between two observations of the same asset."""
+"""Longest pause after an observation, while the state changes all the time."""
 
 
 def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue]:
@@ -94,6 +95,7 @@ def supervisors_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObse
     used = view.used_ports()
     slots = 0
     free_slots = 0
+    # The cells of the columns below.
     rows: list[tuple[str, str, str, str, int, bool, str]] = []
     for supervisor_id, info in sorted(view.supervisors.items()):
         used_ports = used.get(supervisor_id, set())
@@ -128,7 +130,7 @@ def supervisors_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObse
 
 
 def _workers(view: ClusterView) -> list[tuple[str, str, int, str, str]]:
-    """(topology, host, port, status, tasks) of each worker."""
+    """(topology, host, port, status, task ranges) of each worker, sorted."""
     now_secs = int(time.time())
     rows: list[tuple[str, str, int, str, str]] = []
     for topology in view.topologies.values():
@@ -212,12 +214,14 @@ def digest(value: Any) -> str:
 
 
 def _due(cursor: Mapping[str, Any], now: float) -> bool:
+    """True if the pause after the last observation, at ``cursor["at"]``, has passed."""
     # Another machine's clock may have written the cursor: a time in the future never silences the
     # sensor.
     return not 0 <= now - number(cursor.get("at"), now + 1) < _pause_secs(cursor)
 
 
 def _pause_secs(cursor: Mapping[str, Any]) -> float:
+    """The pause after the last observation, limited to one minute up to one hour."""
     pause_secs = max(number(cursor.get("pause"), 0.0), _MIN_PAUSE_SECS)
     return min(pause_secs, _MAX_PAUSE_SECS)
 
@@ -228,9 +232,10 @@ def number(value: Any, default: float) -> float:
 
 
 def _last_observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
-    """Time of an observation, and the pause after it.
+    """Time of an observation (``at``), and the ``pause`` after it, for the cursor.
 
-    The pause doubles while the state changes soon after each observation.
+    The pause doubles if the former observation is less than four of its pauses ago; otherwise it
+    is the shortest one.
     """
     former_secs = _pause_secs(cursor)
     pause_secs = _MIN_PAUSE_SECS
@@ -282,6 +287,7 @@ def _state_events(
     if not view.topologies:
         # The first poll of a cluster without topologies does not observe that it has none.
         former_states = {"workers": states["workers"], "topologies": states["topologies"]}
+    # After the first poll the cursor has all states, and replaces these.
     former_states.update(cursor)
     events = [observe[name]() for name, state in states.items() if state != former_states.get(name)]
     changes: dict[str, Any] = dict(states)
@@ -296,13 +302,17 @@ def _check_events(
     now: float,
     asset_key: Callable[[dg.AssetKey], dg.AssetKey],
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Evaluations of the changed checks, and the changes of the cursor."""
+    """Evaluations of the changed checks, and the changes of the cursor.
+
+    None within a minute after the last evaluations: without a ``pause`` it is the shortest one.
+    """
     if not _due({"at": cursor.get("checked")}, now):
         return [], {}
     former_checks = cursor.get("checks")
     if not isinstance(former_checks, dict):
         former_checks = {}
     findings = view_findings(view)
+    # A check is evaluated as well when topologies come or go, because its result counts them.
     topology_ids = sorted(view.topologies)
     checks = {name: digest([lines, topology_ids]) for name, lines in findings.items()}
     events: list[Any] = []
@@ -325,7 +335,10 @@ def supervisor_sensor(
             leader = cluster.epoch()
     except Unavailable as error:
         return dg.SkipReason(error.message)
-    http = leader[1].http if leader is not None else ""
+    http = ""
+    if leader is not None:
+        _, leader_record = leader
+        http = leader_record.http
     events, cursor = cluster_events(
         view, http, read_cursor(context.cursor), time.time(), zookeeper.asset_key
     )
@@ -352,8 +365,11 @@ def leader_sensor(
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
     leader = master.decode(errors="replace") if master else None
-    epoch = stored_epoch[0] if stored_epoch else 0
-    http = stored_epoch[1].http if stored_epoch else ""
+    epoch = 0
+    http = ""
+    if stored_epoch is not None:
+        epoch, leader_record = stored_epoch
+        http = leader_record.http
     state = digest([leader, epoch, followers])
     if state == cursor.get("state") or not _due(cursor, now):
         return dg.SkipReason(f"{leader or 'nobody'} leads, epoch {epoch}: nothing new")

@@ -29,6 +29,7 @@ from storm_dagster.security.settings import Security
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _MAX_START_SECS = 300
+"""Time in which a local cluster that is started must be ready."""
 _BUILT_IN_CODE = (
     "Run config cannot set its fields: give them to build_storm_defs(), build_storm_resources() "
     "or the resource itself, where they may be dg.EnvVar."
@@ -43,7 +44,8 @@ def _local_cluster_runs(home: Path) -> bool:
 def _start_cluster(home: Path) -> None:
     """Start the smallest useful cluster in ``home``, and wait until it is ready.
 
-    It outlives this process.
+    It outlives this process. :class:`Unavailable` if it is not ready within five minutes,
+    :class:`Conflict` if another process starts one there, and the other errors of `dev`.
     """
     arguments = ["dev", "--detach", "--ports", "auto", "--home", str(home)]
     arguments += ["--supervisors", "2", "--slots", "4", "--nimbuses", "1"]
@@ -96,7 +98,9 @@ class ClusterHandle(dg.ConfigurableResource):
     asset_keys: dict[str, str] = catalog_field("cluster.asset_keys", default_factory=dict)
     spawn: bool = catalog_field("cluster.spawn", default=False)
     _ticks_in: dg.DagsterInstance | None = PrivateAttr(default=None)
+    """Instance in a tick of which this serves; ``None`` in a run."""
     _closed: dg.ResourceDefinition | None = PrivateAttr(default=None)
+    """The definition without run config, once it was requested."""
 
     def get_resource_definition(self) -> Any:
         """The definition with the fields of this resource and an empty config schema.
@@ -152,6 +156,7 @@ class _Connected(ClusterHandle):
     """
 
     _connections: ExitStack | None = PrivateAttr(default=None)
+    """Open connections of the run or tick; ``None`` outside of one."""
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Let one connection serve every step until the end of the run or tick."""
@@ -170,6 +175,7 @@ class ZooKeeperResource(_Connected):
     """Cluster state: one session for a whole run or tick, opened at first use."""
 
     _cluster: StormClusterState | None = PrivateAttr(default=None)
+    """State over the session of the run or tick; ``None`` before its first use."""
 
     @contextmanager
     def cluster(self, ticks_in: dg.DagsterInstance | None = None) -> Iterator[StormClusterState]:
@@ -183,6 +189,7 @@ class ZooKeeperResource(_Connected):
                 yield cluster
             return
         if self._cluster is None:
+            # Once the session is closed, the next run or tick opens another one.
             self._connections.callback(setattr, self, "_cluster", None)
             self._cluster = self._connections.enter_context(
                 StormClusterState.open(self.conf().values)
@@ -195,10 +202,15 @@ class BlobStoreResource(_Connected):
 
     local_dir: str | None = catalog_field("blobstore.local_dir", default=None)
     _client: tuple[StormClusterState, NimbusBlobClient] | None = PrivateAttr(default=None)
+    """Client of the run or tick, and the state by which it looks its leader up."""
 
     @contextmanager
     def blobs(self, cluster: StormClusterState) -> Iterator[BlobStore]:
-        """The store of ``cluster``: its leader is looked up before each request."""
+        """The store of ``cluster``: its leader is looked up before each request.
+
+        With ``local_dir`` it is that folder, without a nimbus. Outside of a run or tick the client
+        is closed at the end.
+        """
         if self.local_dir:
             yield LocalBlobStore(Path(self.local_dir))
         elif self._connections is None:
@@ -206,9 +218,11 @@ class BlobStoreResource(_Connected):
                 yield client
         else:
             # A client of another session would look its leader up over a closed session.
-            if self._client is None or self._client[0] is not cluster:
-                self._client = (cluster, self._connections.enter_context(self._open(cluster)))
-            yield self._client[1]
+            client_cluster, client = self._client or (None, None)
+            if client is None or client_cluster is not cluster:
+                client = self._connections.enter_context(self._open(cluster))
+                self._client = (cluster, client)
+            yield client
 
     def _open(self, cluster: StormClusterState) -> NimbusBlobClient:
         """A client whose writes end with the current leadership epoch.
@@ -216,5 +230,7 @@ class BlobStoreResource(_Connected):
         So do the writes of the run.
         """
         stored_epoch = cluster.epoch()
-        epoch = None if stored_epoch is None else stored_epoch[0]
+        epoch = None
+        if stored_epoch is not None:
+            epoch, _ = stored_epoch
         return NimbusBlobClient(cluster.leader_http, epoch=epoch, security=Security.of(self.conf()))

@@ -95,7 +95,8 @@ def tags_of(context: dg.AssetExecutionContext) -> Mapping[str, str]:
 def tag_run(context: dg.AssetExecutionContext, token: str) -> None:
     """Tag the run with its token, and as the run that staged the submission.
 
-    Its later steps, its re-executions, and users who search for it read the tags.
+    No effect if it has the tags already. The run's later steps, its re-executions, and users who
+    search for it read the tags.
     """
     tags = {TOKEN_TAG: token, STAGED_BY_TAG: context.run.run_id}
     if tags.items() - tags_of(context).items():

@@ -26,6 +26,7 @@ _PROGRAMS = frozenset({"topology.python", "topology.environment"})
 """Conf keys that decide which programs workers start."""
 
 _TAIL_BYTES = 64 * 1024
+"""Bytes at the end of a log in which its last lines are searched."""
 
 
 class NimbusResource(ClusterHandle):
@@ -34,7 +35,10 @@ class NimbusResource(ClusterHandle):
     patience_secs: float = catalog_field("nimbus.patience_secs", default=15.0)
 
     def client(self, patience_secs: float | None = None) -> NimbusClient:
-        """A client, to be closed by the caller (``with nimbus.client() as client``)."""
+        """A client, to be closed by the caller (``with nimbus.client() as client``).
+
+        ``patience_secs``: seconds that a call waits for a leader, by default those of the resource.
+        """
         return NimbusClient.of_cluster(
             self.conf(),
             Path(self.home) if self.home else None,
@@ -68,7 +72,7 @@ def upload_of(
 
     ``None`` without both. :class:`InvalidRequest` if both are given, and for a TARGET or a conf
     with which a form could run programs of others than the project; else errors of packing and
-    uploading.
+    uploading. ``conf`` and ``allow_degraded`` belong to the TARGET; a ``handle`` has its own.
     """
     if handle and target:
         raise InvalidRequest(
@@ -97,6 +101,8 @@ def upload_of(
 
 
 class _Finder(ClusterHandle):
+    """Resource that finds processes by ZooKeeper, with a session for each call."""
+
     def _zookeeper(self) -> ZooKeeperResource:
         return ZooKeeperResource(home=self.home, conf_dir=self.conf_dir, overrides=self.overrides)
 
@@ -137,7 +143,7 @@ class WorkersResource(_Finder):
         )
 
     def tail(self, worker: WorkerSnapshot, lines: int = 100) -> str:
-        """The last lines of the worker's log.
+        """The last lines of the worker's log, of its last 64 KiB.
 
         :class:`Unavailable` if it is not on this machine.
         """

@@ -91,7 +91,8 @@ class SparkResource(ClusterHandle):
 def open_session(spark_conf: Mapping[str, str]) -> "SparkSession":
     """Open a session by dagster-pyspark's resource.
 
-    ``spark_conf`` names ``spark.remote`` or ``spark.master``.
+    ``spark_conf`` names ``spark.remote`` or ``spark.master``. A Connect session outlives this
+    process.
     """
     from dagster_pyspark import LazyPySparkResource
 

@@ -54,7 +54,9 @@ from storm_dagster.operations.submit.staging import check_token, newest_token_ke
 def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
     """The run's topology: its partition key, which must be a registered one.
 
-    Dagster checks this for a launch from the UI, not for one by GraphQL with a partition tag.
+    :class:`InvalidRequest` without a partition, or for an unknown one; a key that was dropped while
+    nimbus's run was queued is added. Dagster checks this for a launch from the UI, not for one by
+    GraphQL with a partition tag.
     """
     if not context.has_partition_key:
         raise InvalidRequest(
@@ -77,6 +79,7 @@ def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
 
 
 def _with_seconds(metadata: dict[str, Any], began: float) -> dg.MaterializeResult:
+    """The result with the seconds since ``began`` of the monotonic clock."""
     return dg.MaterializeResult(
         metadata={**metadata, "seconds": round(time.monotonic() - began, 3)}
     )
@@ -94,6 +97,7 @@ def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) ->
 
 
 def _summary(report: RebalanceResult) -> dict[str, Any]:
+    """Metadata of a rebalance, of the plan and of the rebalance itself."""
     return {
         **fields_of(report, "topology_id status outcome delay_secs"),
         "workers_wanted": report.workers,
@@ -194,7 +198,10 @@ def topology_conf(
 
 
 def _staged_token(ops: OperationsContext, name: str) -> str:
-    """The token of the newest staging of the name."""
+    """The token of the newest staging of the name.
+
+    :class:`InvalidRequest` without one.
+    """
     key = newest_token_key(name)
     if not ops.blobs.exists(key):
         raise InvalidRequest(
@@ -239,6 +246,7 @@ def assignment(
             try:
                 return _with_seconds(plan_rebalance(ops, name, config), began)
             except BaseException:
+                # After a plan the next step of the run ends the record.
                 end_record(context, ops)
                 raise
         token = token_for(context, ops, name)

@@ -17,7 +17,9 @@ from storm_dagster.operations.transactions import commit, retry_on_conflict
 BLACKLIST = operation("blacklist", "blacklist")
 
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")
+"""Form of a host name, or of an IPv4 or IPv6 address."""
 _MAX_HOSTS = 10_000
+"""Hosts on the blacklist."""
 
 
 def check_host(host: object) -> str:
@@ -36,7 +38,8 @@ def change_blacklist(
 
     A call that changes no host writes no record. A host without a supervisor may be listed, because
     its supervisor may come back. Two calls at the same time both have their effect: the loser of
-    the race re-reads the list.
+    the race re-reads the list. :class:`InvalidRequest` for a host that is to be added and removed,
+    and beyond 10,000 hosts.
     """
     adding = {check_host(host) for host in add}
     removing = {check_host(host) for host in remove}
@@ -49,10 +52,10 @@ def change_blacklist(
     def attempt(_: ClusterView) -> tuple[str, ...]:
         raw = b""
         version = -1
-        node = ctx.cluster.state.get_data_with_version(paths.BLACKLIST)
-        if node is not None:
-            raw = node[0]
-            version = node[1].version
+        stored_list = ctx.cluster.state.get_data_with_version(paths.BLACKLIST)
+        if stored_list is not None:
+            raw, node = stored_list
+            version = node.version
         stored = decode_record(Blacklist, raw, paths.BLACKLIST) if raw else Blacklist()
         before = set(stored.hosts)
         after = (before | adding) - removing

@@ -51,12 +51,16 @@ def read_changes(state: ClusterState) -> Mapping[str, OperationRecord]:
 
 
 def read_change(ctx: OperationsContext, request: str) -> tuple[OperationRecord, int] | None:
-    """The record of an accepted change and its data version; ``None`` without one."""
+    """The record of an accepted change and its data version.
+
+    ``None`` without one, :class:`Corrupt` if it is damaged.
+    """
     path = paths.operation(request)
     stored = ctx.cluster.state.get_data_with_version(path)
     if stored is None:
         return None
-    return decode_record(OperationRecord, stored[0], path), stored[1].version
+    raw, node = stored
+    return decode_record(OperationRecord, raw, path), node.version
 
 
 def write_change(
@@ -64,8 +68,9 @@ def write_change(
 ) -> int:
     """Create the record, or replace that of an earlier attempt of the same request.
 
-    Returns its data version. With ``version`` the judged record must be unchanged.
-    :class:`Conflict` if it is not, or if the request belongs to another topology.
+    Returns its data version. With ``version``, the record must still have that data version.
+    :class:`Conflict` if it has another one or is gone, or if the request belongs to another
+    topology; :class:`Fenced` if the record's epoch is over.
     """
     path = paths.operation(request)
     raw = encode_record(record)
@@ -91,10 +96,16 @@ def write_change(
 
 
 def set_run(ctx: OperationsContext, request: str, run_id: str) -> None:
-    """Note the run of the change, if its record still exists and names no run."""
+    """Note the run of the change, if its record still exists and names no run.
+
+    A record that another process changes at the same time stays as that process writes it.
+    """
     stored = read_change(ctx, request)
-    if stored is not None and not stored[0].run_id:
-        _update(ctx, request, stored, {"run_id": run_id})
+    if stored is None:
+        return
+    record, version = stored
+    if not record.run_id:
+        _update(ctx, request, record, version, {"run_id": run_id})
 
 
 def claim_change(
@@ -117,14 +128,15 @@ def claim_change(
                 f"the record {path} of this change is gone, because another run executed it or it "
                 "was ended: to execute it again, launch the run without its tag storm/request"
             )
-        if stored[0].run_id == run_id:
+        record, version = stored
+        if record.run_id == run_id:
             return
-        if stored[0].run_id:
+        if record.run_id:
             raise Conflict(
-                f"run {stored[0].run_id} executes this change (record {path}): this run has "
+                f"run {record.run_id} executes this change (record {path}): this run has "
                 "no effect; to repeat the change, launch the run without its tag storm/request"
             )
-        if _update(ctx, request, stored, {"run_id": run_id}):
+        if _update(ctx, request, record, version, {"run_id": run_id}):
             return
     raise Conflict(f"the record {path} is changed all the time: execute this run again")
 
@@ -132,21 +144,23 @@ def claim_change(
 def release_change(ctx: OperationsContext, request: str) -> None:
     """Prevent every leader from launching the run of the change.
 
-    Its caller repeats the request.
+    The error told the caller to repeat the request. No effect without a record, or if another
+    process changes it at the same time.
     """
     stored = read_change(ctx, request)
     if stored is not None:
-        _update(ctx, request, stored, {"is_abandoned": True})
+        record, version = stored
+        _update(ctx, request, record, version, {"is_abandoned": True})
 
 
 def _update(
     ctx: OperationsContext,
     request: str,
-    stored: tuple[OperationRecord, int],
+    record: OperationRecord,
+    version: int,
     changes: Mapping[str, object],
 ) -> bool:
-    """Change fields of the record; false if it was changed since it was read."""
-    record, version = stored
+    """Change fields of the record; false if its data version is another one."""
     transaction = ctx.cluster.fenced(ctx.current_epoch())
     raw = encode_record(record.model_copy(update=changes))
     try:
@@ -160,8 +174,8 @@ def _update(
 def end_change(ctx: OperationsContext, request: str, version: int = -1) -> None:
     """Delete the record of a change that has ended.
 
-    With ``version``, it is deleted only if it is unchanged. A missing record is not an error, and a
-    record that cannot be deleted is left to the leader.
+    With ``version``, it is deleted only if it has that data version; -1 is any. A missing record is
+    not an error, and a record that cannot be deleted is left to the leader.
     """
     path = paths.operation(request)
     try:
@@ -174,12 +188,16 @@ def end_change(ctx: OperationsContext, request: str, version: int = -1) -> None:
 def end_change_of_run(ctx: OperationsContext, request: str, run_id: str) -> None:
     """Delete the record of the change that this run executed.
 
-    The record of another run stays.
+    One that names no run is deleted as well; the record of another run stays. A record that cannot
+    be read or deleted is left to the leader.
     """
     try:
         stored = read_change(ctx, request)
     except StormDagsterError as error:
         ctx.log.info("the record of request %s is deleted later: %s", request, error.message)
         return
-    if stored is not None and stored[0].run_id in ("", run_id):
-        end_change(ctx, request, stored[1])
+    if stored is None:
+        return
+    record, version = stored
+    if record.run_id in ("", run_id):
+        end_change(ctx, request, version)

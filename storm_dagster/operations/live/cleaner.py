@@ -35,6 +35,7 @@ from storm_dagster.operations.transactions import (
     bump_assignments_version,
     commit,
     delete_tree,
+    epoch_is_over,
     retry_on_conflict,
 )
 from storm_dagster.zk.shards import delete_ops
@@ -42,12 +43,22 @@ from storm_dagster.zk.state_protocol import read_children
 
 CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
 _MAX_BACKUPS = 1000
+"""Backups of assignments that are kept; of more, the oldest without a topology are garbage."""
 _BACKUP_SECS = 30 * 86_400
+"""Age from which on the backup of a name without a topology is garbage."""
 _PENDING_SECS = 7 * 86_400
 """Seconds that Dagster may be away before an accepted submission is given up."""
 
-_OF_TASKS = (paths.TASKS, paths.TASKBEATS, paths.TASKERRORS, paths.METRICS)
-_PER_TOPOLOGY = (*_OF_TASKS, paths.GRAY_UPGRADE, paths.WORKERS, paths.ASSIGNMENTS)
+_PER_TOPOLOGY = (
+    paths.TASKS,
+    paths.TASKBEATS,
+    paths.TASKERRORS,
+    paths.METRICS,
+    paths.GRAY_UPGRADE,
+    paths.WORKERS,
+    paths.ASSIGNMENTS,
+)
+"""First-level nodes with one child for each topology, named by its id."""
 
 CleanerMemory = Mapping[str, float]
 """Garbage or token -> boot clock at which this observer first saw that state."""
@@ -58,6 +69,7 @@ class Inventory:
     """Snapshot of everything that may be garbage, and of everything that is in use."""
 
     blobs: tuple[str, ...]
+    """All blob keys."""
     nodes: Mapping[str, tuple[str, ...]]
     """First-level node -> topology ids below it."""
     tokens: Mapping[str, TokenRecord]
@@ -83,13 +95,16 @@ class _Ages:
     """Ages of garbage and tokens by the observer's memory."""
 
     memory: CleanerMemory
+    """Memory of the last call."""
     boot_now: float
     next_memory: dict[str, float] = field(default_factory=dict)
+    """Memory for the next call: the keys whose age was read."""
     waiting: int = 0
     """Garbage that is not old enough yet."""
 
     def age_secs(self, key: str) -> float:
         """Seconds since the observer first saw ``key``; remember it for the next time."""
+        # A time in the future is that of another boot: the age starts now.
         since = min(self.memory.get(key, self.boot_now), self.boot_now)
         self.next_memory[key] = since
         return self.boot_now - since
@@ -119,43 +134,10 @@ def find_garbage(
     """
     ages = _Ages(memory, boot_now)
     tokens = _judge_tokens(inventory, ages, token_secs)
-    parts_of_handle = Counter(
-        key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs
-    )
-
-    def limit_of(key: str) -> float | None:
-        """Seconds for which the blob must have been garbage; ``None`` if it is in use."""
-        topology_id = id_of_blob_key(key)
-        if topology_id is not None:
-            if topology_id not in tokens.pinned_ids:
-                return grace_secs
-            # The first version stays for the life of the topology; a later one while the assignment
-            # or the upgrade names it. The limit is that of an upload, because an upgrade stores its
-            # code well before it begins.
-            used_versions = inventory.versions.get(topology_id)
-            code_dir = code_dir_of_blob_key(key)
-            is_later = code_dir != topology_id
-            if used_versions is not None and is_later and code_dir not in used_versions:
-                return max(grace_secs, upload_secs)
-            return None
-        token = token_of_staging_key(key)
-        if token is not None:
-            return None if token in tokens.counting else grace_secs
-        if key.startswith("staging-of."):
-            return None if inventory.newest.get(key) in tokens.counting else grace_secs
-        if key.startswith("upload."):
-            handle, _, part = key[len("upload.") :].rpartition(".")
-            # The blob that names the submitter outlives the parts, whose upload may take hours.
-            has_parts = part == "submitter" and parts_of_handle[handle] > 1
-            if handle in tokens.pinned_handles or has_parts:
-                return None
-            pending_secs = _PENDING_SECS if handle in tokens.pending_handles else 0.0
-            return max(upload_secs, pending_secs)
-        return None  # A blob that a user put there.
-
+    limits = _BlobLimits(inventory, tokens, grace_secs, upload_secs)
     blobs: list[str] = []
     for key in inventory.blobs:
-        limit_secs = limit_of(key)
+        limit_secs = limits.of(key)
         if limit_secs is not None and ages.is_old(f"blob {key}", limit_secs):
             blobs.append(key)
     used_ids = tokens.pinned_ids | set(inventory.busy_workers)
@@ -171,13 +153,72 @@ def find_garbage(
     return garbage, ages.next_memory
 
 
+class _BlobLimits:
+    """Ages at which the blobs of an inventory may be removed."""
+
+    def __init__(
+        self, inventory: Inventory, tokens: "_TokenUse", grace_secs: float, upload_secs: float
+    ) -> None:
+        self._inventory = inventory
+        self._tokens = tokens
+        self._grace_secs = grace_secs
+        self._upload_secs = upload_secs
+        self._parts_of_handle = Counter(
+            key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs
+        )
+        """Upload handle -> number of its blobs; keys of other blobs count as handles, too."""
+
+    def of(self, key: str) -> float | None:
+        """Seconds for which the blob must have been garbage; ``None`` if it is in use.
+
+        A blob that a user put there is in use.
+        """
+        topology_id = id_of_blob_key(key)
+        if topology_id is not None:
+            return self._of_code(key, topology_id)
+        token = token_of_staging_key(key)
+        if token is not None:
+            return None if token in self._tokens.counting else self._grace_secs
+        if key.startswith("staging-of."):
+            newest_token = self._inventory.newest.get(key)
+            return None if newest_token in self._tokens.counting else self._grace_secs
+        if key.startswith("upload."):
+            handle, _, part = key[len("upload.") :].rpartition(".")
+            return self._of_upload(handle, part)
+        return None
+
+    def _of_code(self, key: str, topology_id: str) -> float | None:
+        """Limit of a blob with the code of a topology, or the reasons of its placement."""
+        if topology_id not in self._tokens.pinned_ids:
+            return self._grace_secs
+        # The first version stays for the life of the topology; a later one while the assignment or
+        # the upgrade names it. The limit is that of an upload, because an upgrade stores its code
+        # well before it begins.
+        used_versions = self._inventory.versions.get(topology_id)
+        code_dir = code_dir_of_blob_key(key)
+        is_later = code_dir != topology_id
+        if used_versions is not None and is_later and code_dir not in used_versions:
+            return max(self._grace_secs, self._upload_secs)
+        return None
+
+    def _of_upload(self, handle: str, part: str) -> float | None:
+        """Limit of one part of an upload."""
+        # The blob that names the submitter outlives the parts, whose upload may take hours.
+        has_parts = part == "submitter" and self._parts_of_handle[handle] > 1
+        if handle in self._tokens.pinned_handles or has_parts:
+            return None
+        pending_secs = _PENDING_SECS if handle in self._tokens.pending_handles else 0.0
+        return max(self._upload_secs, pending_secs)
+
+
 @dataclass
 class _TokenUse:
     """Expired tokens, and everything that the others keep."""
 
     expired: list[str]
+    """Tokens to remove."""
     counting: set[str]
-    """Tokens that count."""
+    """Tokens that count; damaged ones always do."""
     pinned_ids: set[str]
     """Ids of topologies that are alive or being submitted."""
     pinned_handles: set[str]
@@ -187,13 +228,18 @@ class _TokenUse:
 
 
 def _judge_tokens(inventory: Inventory, ages: _Ages, token_secs: float) -> _TokenUse:
-    """Separate the expired tokens from those that count."""
+    """Separate the expired tokens from those that count.
+
+    A token without a live topology expires ``token_secs`` after it was first seen; one that waits
+    for its run, which Dagster has not launched, after at least seven days.
+    """
     alive = set(inventory.topologies)
     expired: list[str] = []
     counting = set(inventory.damaged_tokens)
     pinned_ids = set(alive)
-    # Dagster may be away for days. A leader of the release before has no token's record of a Storm
-    # client's submission before the launch.
+    # Uploads of accepted submissions stay, because Dagster may be away for days. A leader of the
+    # release before marks that of a Storm client by a blob, because it writes the token's record
+    # only at the launch; of other submissions the record names the handle.
     pending_handles = {
         key.removeprefix("upload.").removesuffix(".pending")
         for key in inventory.blobs
@@ -222,6 +268,7 @@ def _judge_tokens(inventory: Inventory, ages: _Ages, token_secs: float) -> _Toke
 
 
 def _is_topology_id(text: str) -> bool:
+    """True if the text has the form of a topology id."""
     try:
         topology_name_of(text)
     except InvalidRequest:
@@ -232,7 +279,8 @@ def _is_topology_id(text: str) -> bool:
 def take_inventory(ctx: OperationsContext) -> Inventory:
     """Read blobs and nodes first, then the records that keep them.
 
-    In this order no new blob or node looks like garbage.
+    In this order no new blob or node looks like garbage: its record is written before it, or in
+    the same transaction.
     """
     blobs = tuple(ctx.blobs.keys())
     state = ctx.cluster.state
@@ -271,8 +319,12 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
 
 
 def _used_versions(ctx: OperationsContext, blobs: Iterable[str]) -> dict[str, frozenset[str]]:
-    """The versions in use, of the topologies that have blobs of a later version."""
+    """Topology id -> prefixes of the code in use, if it has blobs of a later version.
+
+    Without an assignment or a readable record, the topology is left out.
+    """
     used: dict[str, frozenset[str]] = {}
+    # Blobs that are not of a topology have neither an id nor a prefix.
     ids = {
         id_of_blob_key(key) or ""
         for key in blobs
@@ -305,6 +357,7 @@ def read_tokens(ctx: OperationsContext) -> tuple[dict[str, TokenRecord], list[st
 
 
 def _handle_of(ctx: OperationsContext, key: str) -> str | None:
+    """The upload handle in the staging record ``key``; ``None`` without one."""
     try:
         document = decode_json(ctx.find_blob(key) or b"{}", key)
     except StormDagsterError:
@@ -322,9 +375,10 @@ def clean(
 ) -> tuple[CleanResult, dict[str, float]]:
     """Remove garbage; for the leader and ``inbox_cleanup_schedule``.
 
-    Pass the returned memory to the next call. ``limits`` are those of :func:`survey`. Refuses with
-    :class:`Unavailable` if the cluster's root is empty, :class:`Conflict` if the root belongs to
-    another cluster.
+    Old backups of assignments are removed as well. Pass the returned memory to the next call.
+    ``limits`` are those of :func:`survey`. An error at one node or blob is a problem of the result.
+    Refuses with :class:`Unavailable` if the cluster's root is empty, :class:`Conflict` if the root
+    belongs to another cluster; :class:`Fenced` once another leader has begun.
     """
     epoch = ctx.current_epoch()
     now = ctx.monotonic() if boot_now is None else boot_now
@@ -379,6 +433,7 @@ def _old_backups(ctx: OperationsContext) -> list[str]:
     alive = {
         topology_name_of(topology_id) for topology_id in topologies if _is_topology_id(topology_id)
     }
+    # Ordered by ZooKeeper's transaction, which no clock changes.
     by_age = sorted((at.mzxid, name, raw) for name, (raw, at) in stored.items())
     oldest_secs = ctx.now_secs() - _BACKUP_SECS
     surplus = {name for _, name, _ in by_age[:-_MAX_BACKUPS]}
@@ -392,7 +447,7 @@ def _old_backups(ctx: OperationsContext) -> list[str]:
 
 
 def _written_secs(raw: bytes, unknown: float) -> float:
-    """Epoch seconds of the assignment; ``unknown`` for one in parts."""
+    """Epoch seconds of the assignment; ``unknown`` if in parts or damaged."""
     try:
         return decode_record(Assignment, raw).timestamp_ms / 1000
     except Corrupt:
@@ -400,18 +455,13 @@ def _written_secs(raw: bytes, unknown: float) -> float:
 
 
 def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[str]) -> bool:
+    """Delete the node and all below it; true if it was deleted.
+
+    An error is appended to ``problems``; only :class:`Fenced` is raised.
+    """
     try:
         if path.startswith(f"{paths.ASSIGNMENTS}/"):
-            topology_id = path[len(paths.ASSIGNMENTS) + 1 :]
-
-            def unassign(view: ClusterView) -> None:
-                transaction = bump_assignments_version(
-                    ctx.cluster.fenced(epoch), view, {topology_id: None}
-                )
-                if delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id)):
-                    commit(ctx, transaction, "clean.assignment")
-
-            retry_on_conflict(ctx, f"cleaning {path}", unassign)
+            _delete_assignment(ctx, epoch, path[len(paths.ASSIGNMENTS) + 1 :])
             return True
         name = "clean.token" if path.startswith(f"{paths.TOKENS}/") else "clean.node"
         return delete_tree(ctx, epoch, path, name) > 0
@@ -422,13 +472,31 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
         return False
 
 
+def _delete_assignment(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
+    """Delete the assignment; no write if there is none.
+
+    Like every change of assignments, it raises the version of ``/assignments``.
+    """
+
+    def unassign(view: ClusterView) -> None:
+        transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology_id: None})
+        if delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id)):
+            commit(ctx, transaction, "clean.assignment")
+
+    retry_on_conflict(ctx, f"cleaning {paths.assignment(topology_id)}", unassign)
+
+
 def _delete_blobs(
     ctx: OperationsContext, epoch: int, keys: Iterable[str], problems: list[str]
 ) -> list[str]:
+    """Delete the blobs, and return the keys of those that were deleted.
+
+    An error is appended to ``problems``. :class:`Fenced` once ``epoch`` is over, which is checked
+    before each blob, because blobs are not in ZooKeeper.
+    """
     deleted: list[str] = []
     for key in keys:
-        current = ctx.cluster.epoch()
-        if current is None or current[0] != epoch:
+        if epoch_is_over(ctx, epoch):
             raise Fenced(
                 f"leadership epoch {epoch} is over: cleaning stops, the new leader continues it"
             )

@@ -40,9 +40,13 @@ UPDATE = operation("update", submission.SUBMIT, SWEEP, DELETE_CODE)
 RESTART = operation("restart", "restart")
 
 _MAX_DRAIN_SECS = 30.0
+"""Longest wait for the tuples under way; the message timeout may be shorter."""
 _POLL_SECS = 0.05
+"""Pause between two polls of the workers during a drain."""
 _ANSWER_SECS = 0.5
+"""Time in which a worker must answer; otherwise it counts as busy."""
 _PARALLEL_REQUESTS = 16
+"""Workers that are polled at the same time."""
 _ABANDONED_SECS = 30
 """Time beyond the drain's own limit, seconds.
 
@@ -58,7 +62,7 @@ def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
     :class:`Conflict` unless ACTIVE or INACTIVE; :class:`Unavailable` without an assignment.
     """
     epoch = ctx.current_epoch()
-    # Topology id -> number of restarts after this one.
+    # Topology id -> number of restarts after this one, fixed by the first attempt.
     target_restarts: dict[str, int] = {}
 
     def attempt(view: ClusterView) -> LifecycleResult:
@@ -125,31 +129,41 @@ def update(
 
 
 def _is_published(ctx: OperationsContext, token: str) -> bool:
+    """True if the token's topology was published, even if it no longer exists."""
     stored = read_token(ctx, token)
-    return stored is not None and stored[0].published
+    if stored is None:
+        return False
+    record, _ = stored
+    return record.published
 
 
 def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
+    """Drain the former topology, swap it for the staged one, and delete its remains.
+
+    If the swap fails, the spouts of the former topology resume, and the error is raised. A former
+    topology without a live worker is not drained.
+    """
     if _is_published(ctx, token):
         # A repetition, maybe under another leader: the remaining steps run in the current epoch.
         submission.take_over(ctx, token)
-    old = read_record(ctx, token).replaces
-    drained = 0.0
-    topology = ctx.cluster.load_view().topologies.get(old) if old is not None else None
+    former_id = read_record(ctx, token).replaces
+    drain_secs = 0.0
+    # After the swap the former topology is not in the view: a repetition does not drain.
+    former = ctx.cluster.load_view().topologies.get(former_id) if former_id is not None else None
     try:
-        if topology is not None and topology.live_workers:
-            timeout_secs = float(message_timeout_secs(load_runnable(ctx, topology).conf))
-            drained = drain(ctx, topology.id, min(timeout_secs, _MAX_DRAIN_SECS))
+        if former is not None and former.live_workers:
+            timeout_secs = float(message_timeout_secs(load_runnable(ctx, former).conf))
+            drain_secs = drain(ctx, former.id, min(timeout_secs, _MAX_DRAIN_SECS))
         began = ctx.monotonic()
         published = submission.publish_assignment(ctx, token=token)
     except StormDagsterError:
-        if old is not None:
-            undo_drain(ctx, old)
+        if former_id is not None:
+            undo_drain(ctx, former_id)
         raise
     report = submission.activate_topology(ctx, token=token)
     # A repetition after a crash sweeps the topology that the first attempt replaced but did not
     # sweep.
-    replaced = published.replaced or (old if published.already else None)
+    replaced = published.replaced or (former_id if published.already else None)
     if replaced is not None:
         try:
             sweep(ctx, ctx.current_epoch(), replaced)
@@ -163,7 +177,7 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
         report.name,
         report.status,
         changed=True,
-        drain_secs=drained,
+        drain_secs=drain_secs,
         swap_secs=swap_secs,
     )
 
@@ -173,7 +187,8 @@ def drain(ctx: OperationsContext, topology_id: str, max_secs: float) -> float:
 
     Returns the seconds that this took. If no process ends the drain, ``lifecycle_sensor`` or the
     leader makes the topology ACTIVE. The spouts replay the tuples that are under way at the end. An
-    INACTIVE topology is not drained, because its spouts are paused already.
+    INACTIVE topology is not drained, because its spouts are paused already: 0 at once.
+    :class:`Conflict` in another status.
     """
     began = ctx.monotonic()
     if not _pause_spouts(ctx, topology_id, round(max_secs) + _ABANDONED_SECS):
@@ -204,7 +219,11 @@ def drain(ctx: OperationsContext, topology_id: str, max_secs: float) -> float:
 
 
 def _pause_spouts(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
-    """Make the topology INACTIVE for the drain; false if it is so without a drain."""
+    """Make the topology INACTIVE for the drain; false if it is so without a drain.
+
+    ``delay_secs`` is the time after which another process may resume the spouts. By the same delay
+    a retry recognizes its own drain, whose reply was lost.
+    """
     epoch = ctx.current_epoch()
 
     def attempt(view: ClusterView) -> bool:
@@ -262,6 +281,10 @@ def _is_idle(topology: TopologyView, link_key: str) -> bool:
 
 
 def _is_worker_idle(host: str, port: int, token: str, link_key: str) -> bool:
+    """True if the worker answers, and neither has a waiting tuple nor an open tree.
+
+    ``token`` is its start token.
+    """
     try:
         answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key)
     except StormDagsterError:
@@ -269,7 +292,7 @@ def _is_worker_idle(host: str, port: int, token: str, link_key: str) -> bool:
     workers: Mapping[str, Any] = answer.get("workers") or {}
     for name, worker in workers.items():
         if not name.endswith(f":{port}"):
-            continue
+            continue  # The topology master answers for the other workers as well.
         system = worker.get("system") or {}
         if system.get("waiting_tuples") or system.get("open_trees"):
             return False

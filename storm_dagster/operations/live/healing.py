@@ -17,8 +17,9 @@ from storm_dagster.core.reassignment import (
 from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.placement import PlacementBatch, PlacementResult
-from storm_dagster.model.view import ClusterView
+from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement
+from storm_dagster.model.records import Assignment
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
@@ -40,10 +41,11 @@ HEALING = "healed"
 def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignResult]:
     """Reassign the tasks of the causes.
 
-    One transaction per topology, in topology id order. A cause of an older assignment is ``void``,
-    and so is one whose worker came back. An unchanged placement is not written. Each topology fails
-    alone (``failed``, with the reason); only :class:`Fenced` ends the whole call. PySpark plans; if
-    it is unreachable the local planner does, and the result names it.
+    One result and one transaction per topology, in topology id order; empty without causes. A cause
+    of an older assignment is ``void``, and so is one whose worker came back. An unchanged placement
+    is not written. Each topology fails alone (``failed``, with the reason); only :class:`Fenced`
+    ends the whole call. PySpark plans; if it is unreachable the local planner does, and the result
+    names it.
     """
     by_topology = multimap((cause.topology_id, cause) for cause in causes)
     if not by_topology:
@@ -80,12 +82,19 @@ def plan_or_fall_back(
 def _reassign_topology(
     ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]
 ) -> ReassignResult:
+    """Reassign the tasks of those of the causes that still hold.
+
+    An upgraded worker among them rolls the gray upgrade back. The reasons of the placement are
+    stored after its commit.
+    """
+    # Report of the newest attempt whose reply was lost, and the newest placement, if any.
     committed: list[ReassignResult] = []
     planned: list[PlacementResult] = []
     # Before the placement, so that the reassigned tasks run the former code.
     roll_back_if_upgraded(ctx, topology_id, causes)
 
     def attempt(view: ClusterView) -> ReassignResult:
+        """Plan on this view, and commit the placement if it differs from the current one."""
         topology = view.topologies.get(topology_id)
         keys = tuple(cause.key for cause in causes)
         if topology is None or topology.base.status not in HEALED:
@@ -100,9 +109,6 @@ def _reassign_topology(
         batch = monitor_batch(view, topology, runnable, topology.tasks, true_causes)
         result, fallback_reason = plan_or_fall_back(ctx, batch)
         placement = result.placement(name)
-        dead_tasks: set[int] = set()
-        for cause in true_causes:
-            dead_tasks.update(cause.tasks)
         report = ReassignResult(
             topology_id,
             name,
@@ -116,22 +122,7 @@ def _reassign_topology(
             return replace(report, status="failed", error=placement.error)
         if placement.status == "unchanged" or same_workers(topology.assignment, placement):
             return replace(report, assignment=topology.assignment)
-        assignment = assignment_of(
-            placement,
-            topology_id=topology_id,
-            previous=topology.assignment,
-            now_secs=ctx.now_secs(),
-            restarted=frozenset(dead_tasks),
-        )
-        reasons = dict.fromkeys(cause.words() for cause in true_causes)
-        assignment = with_change(
-            ctx,
-            assignment,
-            HEALING,
-            "; ".join(reasons),
-            moved=placement.moved,
-            outage_secs=round(max(cause.silent_secs for cause in true_causes)),
-        )
+        assignment = _assignment_after(ctx, topology, placement, true_causes)
         assert topology.assignment_at is not None
         transaction = ctx.cluster.fenced(epoch)
         append_assignment(ctx, transaction, view, name, assignment)
@@ -156,3 +147,34 @@ def _reassign_topology(
     if report.status == "assigned":
         write_reasons(ctx, topology_id, planned[0], report.name)
     return report
+
+
+def _assignment_after(
+    ctx: OperationsContext,
+    topology: TopologyView,
+    placement: TopologyPlacement,
+    causes: list[Cause],
+) -> Assignment:
+    """The assignment of the placement, with the causes in its history.
+
+    The tasks of the causes start now, also those that stay in their slot.
+    """
+    dead_tasks: set[int] = set()
+    for cause in causes:
+        dead_tasks.update(cause.tasks)
+    assignment = assignment_of(
+        placement,
+        topology_id=topology.id,
+        previous=topology.assignment,
+        now_secs=ctx.now_secs(),
+        restarted=frozenset(dead_tasks),
+    )
+    reasons = dict.fromkeys(cause.words() for cause in causes)
+    return with_change(
+        ctx,
+        assignment,
+        HEALING,
+        "; ".join(reasons),
+        moved=placement.moved,
+        outage_secs=round(max(cause.silent_secs for cause in causes)),
+    )

@@ -90,6 +90,7 @@ def mark_killed(ctx: OperationsContext, name: str, wait_secs: int | None = None)
     """
 
     def delay(topology: TopologyView) -> int:
+        """Seconds between the kill and the removal."""
         if wait_secs is not None and wait_secs >= 0:
             return wait_secs
         try:
@@ -108,11 +109,13 @@ def _change(
     event: StatusEvent,
     delay: Callable[[TopologyView], int] | None = None,
 ) -> LifecycleResult:
-    """Change the status by the event of the verb of the same name, in one fenced transaction.
+    """Change the status in one fenced transaction, by the verb's event of its name.
 
-    If the base stays as it is, no transaction is made.
+    ``delay`` returns the seconds that the event stores in the base. If the base stays as it is, no
+    transaction is made.
     """
     epoch = ctx.current_epoch()
+    # Topology id -> delay: it may need the code's conf, which only the first attempt reads.
     delays: dict[str, int] = {}
 
     def attempt(view: ClusterView) -> LifecycleResult:
@@ -140,7 +143,12 @@ def _change(
             commit(ctx, transaction, event)
             ctx.log.info("%s: %s -> %s", topology.id, before.status, after.status)
         return LifecycleResult(
-            topology.id, before.name, after.status, changed, delay_secs, previous=before.status
+            topology.id,
+            before.name,
+            after.status,
+            changed,
+            delay_secs=delay_secs,
+            previous=before.status,
         )
 
     return retry_on_conflict(ctx, f"{event} {name}", attempt)
@@ -157,6 +165,7 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
     epoch = ctx.current_epoch()
 
     def unassign(view: ClusterView) -> TopologyView | None:
+        """Remove the assignment, if any; the topology, ``None`` if it no longer exists."""
         topology = view.topologies.get(topology_id)
         if topology is None:
             return None
@@ -284,6 +293,7 @@ def finish_due(
         except (StormDagsterError, OSError) as error:
             failed[action.topology_id] = str(error)
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error)
+    # With ``late_secs`` upgrades are left to the other process.
     upgrades = [] if late_secs else advance_upgrades(ctx, view=view)
     actions += [
         DoneAction("upgrade", upgrade.topology_id, upgrade.name, upgrade.outcome)

@@ -16,12 +16,15 @@ from storm_dagster.operations.transactions import commit, retry_on_conflict
 LOG_LEVELS = operation("log_levels", "log_levels")
 
 MAX_LOGGERS = 200
+"""Loggers of a topology that can have a changed level."""
 _MAX_SECS = 366 * 86400
+"""Longest time of a changed level: a year."""
 
 
 def level_change(logger: object, level: object, secs: object, reset: object) -> LevelChange:
     """Check the requested change of a logger's level.
 
+    ``level`` is kept for ``secs`` (0: until it is removed), ``reset`` is the level afterwards.
     ``level`` ``None`` reverts an earlier change. :class:`InvalidRequest` for an invalid request.
     """
     if not isinstance(logger, str) or not 0 < len(logger) <= 200:
@@ -39,16 +42,22 @@ def level_change(logger: object, level: object, secs: object, reset: object) -> 
 def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, LevelChange]) -> None:
     """Write the changes to the topology's own record, in one fenced transaction.
 
-    Without a difference the record is not written. Workers that begin later read it; it is removed
-    with the topology. Raises :class:`NotAlive`, and :class:`InvalidRequest` beyond 200 loggers.
+    Changes whose time is over are removed. Without a difference the record is not written. Workers
+    that begin later read it; it is removed with the topology. Raises :class:`NotAlive`, and
+    :class:`InvalidRequest` beyond 200 loggers.
     """
     epoch = ctx.current_epoch()
 
     def attempt(view: ClusterView) -> None:
         topology = topology_by_name(view, name)
         path = paths.log_levels(topology.id)
-        node = ctx.cluster.state.get_data_with_version(path)
-        stored = KeptLevels() if node is None else decode_record(KeptLevels, node[0], path)
+        stored = KeptLevels()
+        version: int | None = None
+        stored_node = ctx.cluster.state.get_data_with_version(path)
+        if stored_node is not None:
+            raw, node = stored_node
+            stored = decode_record(KeptLevels, raw, path)
+            version = node.version
         before = stored.loggers
         now_ms = int(time.time() * 1000)
         after = {
@@ -72,7 +81,7 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
         transaction = ctx.cluster.fenced(epoch).check(
             paths.topology(topology.id), topology.base_at.version
         )
-        transaction.put(path, record, None if node is None else node[1].version)
+        transaction.put(path, record, version)
         commit(ctx, transaction, "log_levels")
 
     retry_on_conflict(ctx, f"keeping the log levels of {name}", attempt)

@@ -62,6 +62,7 @@ class PendingRebalance(Record):
     """
 
     workers: int
+    """Number of workers."""
     executors: dict[str, int]
     """Component -> number of executors, of every component."""
     reassign: bool = False
@@ -74,6 +75,7 @@ class _Plan:
 
     request: PendingRebalance
     table: TaskTable
+    """The topology's tasks afterwards."""
     result: PlacementResult
     changed: bool
     """True if the request has an effect, on tasks or only on the base."""
@@ -89,7 +91,12 @@ class _Plan:
     """
 
 
+_Attempt = tuple[RebalanceResult, Callable[[], None] | None]
+"""Report of a commit, and the function that then stores its reasons, if any."""
+
+
 def _pending_path(topology_id: str) -> str:
+    """Node of the :class:`PendingRebalance`."""
     return f"{paths.topology(topology_id)}/rebalance"
 
 
@@ -115,14 +122,18 @@ def rebalance(
     rebalance; otherwise it returns, and the leader finishes the rebalance later (``finish_due``
     calls :func:`finish_rebalance`).
 
-    ``view`` is used by a ``dry_run`` only, so that many of them read the cluster once. Raises
-    :class:`InvalidRequest`, :class:`NotAlive`, :class:`Conflict`, or :class:`Unavailable` with the
-    planner's message.
+    The outcome is ``unchanged`` if the request has no effect, ``waiting`` if the leader finishes
+    it, ``planned`` for a ``dry_run``. ``view`` is used by a ``dry_run`` only, so that many of them
+    read the cluster once. Raises :class:`InvalidRequest` for a wrong component or number,
+    :class:`NotAlive`, :class:`Conflict` in a status that does not allow a rebalance, or the
+    planner's error.
     """
     epoch = ctx.current_epoch()
+    # The request that the newest attempt has stored, and its report; the reply may be lost.
     attempted: list[tuple[bytes, RebalanceResult]] = []
 
     def begin(current_view: ClusterView) -> RebalanceResult:
+        """Plan the request on this view, and store it unless it has no effect."""
         topology = topology_by_name(current_view, name)
         for raw, attempted_report in attempted:  # The reply of our own commit was lost.
             pending = ctx.cluster.state.get_data(_pending_path(topology.id))
@@ -131,10 +142,12 @@ def rebalance(
         require_offered_host(current_view, topology)
         runnable = load_runnable(ctx, topology)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
+        # Before the plan, because a status that does not allow it is refused here.
         waiting_base = apply_event(topology.base, "rebalance", delay_secs=delay)
         request = _check_request(topology, runnable, workers, dict(executors or {}), reassign)
         plan = _plan(ctx, current_view, topology, runnable, request)
         if not plan.disturbs:
+            # No spout has to pause before a change of the base alone.
             delay = 0
             waiting_base = apply_event(topology.base, "rebalance", delay_secs=0)
         if dry_run or not plan.changed:
@@ -188,6 +201,10 @@ def _check_request(
     executors: dict[str, int],
     reassign: bool,
 ) -> PendingRebalance:
+    """Check the requested numbers, and complete them with the current ones.
+
+    :class:`InvalidRequest` for an unknown component, or for a number that is not allowed.
+    """
     name = topology.base.name
     problem = None if workers is None else check_value("topology.workers", workers)
     if problem:
@@ -209,6 +226,7 @@ def _check_request(
                 f"rebalance of {name!r}: {component!r} cannot have {count!r} executors: "
                 "give at least 1"
             )
+        # The component's own limit replaces that of the topology.
         spec = runnable.spec.component(component)
         own_limit = spec.conf.get("topology.max.task.parallelism") if spec else None
         limit = topology_limit if own_limit is None else own_limit
@@ -231,6 +249,10 @@ def _plan(
     runnable: Runnable,
     request: PendingRebalance,
 ) -> _Plan:
+    """Plan the request with the planner of the context.
+
+    :class:`Unavailable` without an assignment; the planner's error if the request does not fit.
+    """
     if topology.tasks is None or topology.assignment is None:
         raise Unavailable(
             f"topology {topology.base.name!r} has no assignment yet: wait until it is healed"
@@ -270,6 +292,10 @@ def _plan(
 def _report(
     topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, *, delay: int = 0
 ) -> RebalanceResult:
+    """The result of a plan; ``topology`` is before it, ``base`` that of the result.
+
+    The assignment is still that of ``topology``.
+    """
     before = topology.tasks.component_of() if topology.tasks else {}
     after = plan.table.component_of()
     placement = plan.result.placement(base.name)
@@ -299,16 +325,18 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
     another process has finished it already, the outcome is ``unchanged``.
     """
     epoch = ctx.current_epoch()
-    attempted: list[tuple[RebalanceResult, Callable[[], None] | None]] = []
+    # Of the newest attempt whose reply may be lost: its report, or the error that it gave up with.
+    attempted: list[_Attempt] = []
     abandoned: list[StormDagsterError] = []
 
     def attempt(view: ClusterView) -> RebalanceResult:
+        """Plan the pending request on this view, and commit it or its abandonment."""
         topology = view.topologies.get(topology_id)
         if topology is None:
             raise NotAlive(f"topology {topology_id} is gone: there is nothing to rebalance")
         if topology.base.status != "REBALANCING":
             for error in abandoned:
-                raise error
+                raise error  # The reply of our own commit was lost.
             for report, _ in attempted:
                 if report.assignment == topology.assignment:
                     return report  # The reply of our own commit was lost.
@@ -318,6 +346,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         after = apply_event(topology.base, "finish_rebalance")
         transaction = ctx.cluster.fenced(epoch)
         if node is None:
+            # Without a stored request the numbers stay; only the balance is restored.
             request = PendingRebalance(
                 workers=topology.base.workers, executors=topology.base.executors
             )
@@ -325,18 +354,22 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
             raw, at = node
             request = decode_record(PendingRebalance, raw, path)
             transaction.delete(path, at.version)
-        results: list[PlacementResult] = []
+        has_planned = False
 
         def planner(batch: PlacementBatch) -> PlacementResult:
-            results.append(ctx.planner(batch))
-            return results[0]
+            nonlocal has_planned
+            result = ctx.planner(batch)
+            has_planned = True
+            return result
 
         planning = replace(ctx, planner=planner)
         try:
             plan = _plan(planning, view, topology, load_runnable(ctx, topology), request)
         except (Unavailable, InvalidRequest, Conflict) as error:
-            if isinstance(error, Unavailable) and not results:
-                raise  # The planner did not say that the rebalance does not fit.
+            if isinstance(error, Unavailable) and not has_planned:
+                # The code or the planner is unreachable: it was not decided that the rebalance does
+                # not fit, so that it stays pending.
+                raise
             transaction.set(
                 paths.topology(topology_id), encode_record(after), topology.base_at.version
             )
@@ -353,6 +386,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         return _apply(ctx, transaction, view, topology, after, plan, attempted)
 
     result = retry_on_conflict(ctx, f"finishing the rebalance of {topology_id}", attempt)
+    # Only by the process whose commit took effect.
     for report, write_explanation in attempted:
         if report is result and write_explanation is not None:
             write_explanation()
@@ -360,6 +394,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
 
 
 def _unchanged(topology: TopologyView) -> RebalanceResult:
+    """The result of a rebalance without an effect, with the current numbers."""
     base = topology.base
     return RebalanceResult(
         topology_id=topology.id,
@@ -388,10 +423,12 @@ def _describe_request(base: StormBase, request: PendingRebalance) -> str:
 
 
 def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
-    """Input of the asset check ``fewest_moves``; empty if every task was reassigned.
+    """Input of the asset check ``fewest_moves``, for the blob with the reasons.
 
-    A topology master that is alone may move as well. If more than sizes decides the moves, no input
-    is recorded.
+    ``before`` are the tasks of each former slot, ``slack`` the moves that are allowed beyond the
+    fewest: one, because a topology master that is alone may move as well. Empty if every task was
+    reassigned, if more than sizes decides the moves, or if a former slot is not offered, so that
+    its tasks must move.
     """
     if plan.request.reassign or topology.assignment is None or plan.bound:
         return {}
@@ -411,17 +448,19 @@ def _apply(
     topology: TopologyView,
     after: StormBase,
     plan: _Plan,
-    attempted: list[tuple[RebalanceResult, Callable[[], None] | None]],
+    attempted: list[_Attempt],
 ) -> RebalanceResult:
     """Commit ``transaction``, which restores the status, with the plan's changes.
 
-    ``attempted`` gets the report of the commit, and the function that stores the reasons for it.
+    ``attempted`` is replaced by the attempt before the commit, because its reply may be lost.
+    :class:`Conflict`, a lost race, if the tasks have changed since the view was read.
     """
     report = _report(topology, after, plan, "assigned" if plan.changed else "unchanged")
     placement = plan.result.placement(after.name)
     if plan.table != topology.tasks or not same_workers(topology.assignment, placement):
-        tasks = ctx.cluster.state.get_data_with_version(paths.tasks(topology.id))
-        if tasks is None or decode_record(TaskTable, tasks[0]) != topology.tasks:
+        # The view has no version of the tasks, so that they are read again.
+        tasks_node = ctx.cluster.state.get_data_with_version(paths.tasks(topology.id))
+        if tasks_node is None or decode_record(TaskTable, tasks_node[0]) != topology.tasks:
             raise conflict(
                 f"the tasks of {topology.id} changed while it was rebalanced",
                 paths.tasks(topology.id),
@@ -441,7 +480,8 @@ def _apply(
             moved=placement.moved,
         )
         if plan.table != topology.tasks:
-            transaction.set(paths.tasks(topology.id), encode_record(plan.table), tasks[1].version)
+            _, tasks_at = tasks_node
+            transaction.set(paths.tasks(topology.id), encode_record(plan.table), tasks_at.version)
         append_assignment(ctx, transaction, view, after.name, assignment)
         version = 0 if report.version is None else report.version + 1
         report = replace(report, assignment=assignment, version=version)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import zmq
 
 _STARTING_SECS = 0.2
+"""Longest wait for the answer of a starting worker, which has few statistics."""
 _MAX_BYTES = 32 * 1024**2
 """Largest response that is accepted from a worker, because it runs user code."""
 
@@ -43,6 +44,7 @@ def link_key_of(security: Security, topology_id: str) -> str:
 
 
 def _secret_half(link_key: str) -> bytes:
+    """The key as ZeroMQ's secret key of the workers, in its Z85 form."""
     from zmq.utils import z85
 
     return z85.encode(bytes.fromhex(link_key))
@@ -87,7 +89,8 @@ def ask_worker(
 
     ``token`` is the start token in the worker's ZooKeeper node, ``link_key`` the key of its
     topology. ``more`` are the fields of :class:`~storm_dagster.model.wire.Request` that belong to
-    ``op``. Raises :class:`Unavailable` if it does not respond within ``timeout`` seconds.
+    ``op``. Raises :class:`Unavailable` if it does not respond within ``timeout`` seconds, or with
+    something else than a map; the error of a response that is one.
     """
     import zmq
 
@@ -138,7 +141,6 @@ def ask_topology_master(
     node = view.live_workers.get(worker.slot)
     if node is None:
         return None
-    # A starting worker has few statistics: the wait for it is short.
     wait_secs = timeout if node.status == "running" else min(timeout, _STARTING_SECS)
     op: Query = "stats" if history is None else "history"
     try:

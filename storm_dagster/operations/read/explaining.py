@@ -33,10 +33,11 @@ def explain_document(
 ) -> dict[str, Any]:
     """``stored`` (blob ``<id>-placement.json``) completed by the current state.
 
-    ``down`` are tasks that do not run. Those without a free slot are in ``unassigned`` with the
-    reason, the others in ``waiting`` with the slot that they would get. A task that ``stored`` has
-    in another slot has no stored reason. ``components`` and ``slots`` map each task; ``fused`` maps
-    bolts to the spout whose query runs them; ``choice`` compares the worker of ``task`` with its
+    ``stored`` itself stays unchanged; the result is a copy if the topology has no tasks. ``down``
+    are tasks that do not run. Those without a free slot are in ``unassigned`` with the reason, the
+    others in ``waiting`` with the slot that they would get. A task that ``stored`` has in another
+    slot has no stored reason. ``components`` and ``slots`` map each task; ``fused`` maps bolts to
+    the spout whose query runs them; ``choice`` compares the worker of ``task`` with its
     alternatives.
     """
     document = dict(stored)
@@ -52,10 +53,12 @@ def explain_document(
     stored_slots: dict[int, Slot] = {}
     for worker in workers:
         stored_slots.update(dict.fromkeys(worker.ids, worker.slot))
+    # A later placement, whose reasons could not be stored, has moved them.
     moved = {number for number, slot in slots.items() if stored_slots.get(number, slot) != slot}
     if moved:
         lost_reasons = {str(number): _REASON_LOST for number in moved}
         document["reasons"] = {**stored["reasons"], **lost_reasons}
+    # Tasks that do not run, and tasks that the assignment does not name.
     lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
     unassigned, waiting = _slot_outlook(view, topology, runnable, lost)
     document["unassigned"] = unassigned
@@ -69,6 +72,7 @@ def explain_document(
 
 
 def _stored_placement(stored: Mapping[str, Any]) -> TopologyPlacement | None:
+    """The placement in the blob; ``None`` if it has none, or a damaged one."""
     try:
         return TopologyPlacement.from_document(stored)
     except (KeyError, TypeError, ValueError):
@@ -115,6 +119,7 @@ def local_state_problems(topology: TopologyView, home: StateHome) -> list[str]:
 
 
 def _describe_tasks(tasks: list[int], components: Mapping[int, str]) -> str:
+    """Their number, and component and id of the first five."""
     labels = [f"{components[task]}[{task}]" for task in sorted(tasks)[:5]]
     if len(tasks) > 5:
         labels.append("...")
@@ -124,16 +129,24 @@ def _describe_tasks(tasks: list[int], components: Mapping[int, str]) -> str:
 def _slot_outlook(
     view: ClusterView, topology: TopologyView, runnable: Runnable, lost: set[int]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Outlook of the lost tasks.
+    """Outlook of the lost tasks, from a plan of their reassignment without an effect.
 
-    Two maps: task -> reason without a slot, and task -> slot that it would get.
+    Two maps: task -> reason without a slot, and task -> slot that it would get. One of them is
+    empty, because all tasks fit or none is placed.
     """
     if not lost or topology.tasks is None:
         return {}, {}
     name = topology.base.name
     dead = [
         Cause(
-            topology.id, name, 0, "dead_worker", worker.node, worker.host, worker.port, worker.ids
+            topology_id=topology.id,
+            name=name,
+            generation=0,
+            kind="dead_worker",
+            node=worker.node,
+            host=worker.host,
+            port=worker.port,
+            tasks=worker.ids,
         )
         for worker in topology.workers
         if not lost.isdisjoint(worker.ids)

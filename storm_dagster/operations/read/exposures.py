@@ -26,10 +26,13 @@ class ClusterPlace(NamedTuple):
 
 
 _SECRET = "openssl rand -hex 32 > FILE; chmod 600 FILE; storm.secret.file: FILE"
+"""Remedy without a secret."""
 _SAFE_ZOOKEEPER = (3, 9, 2)
+"""Oldest version of ZooKeeper without known holes."""
 
 
 def _callers(place: ClusterPlace) -> Iterator[HealthResult]:
+    """Check that callers of daemons and workers prove who they are."""
     security = Security.of(place.conf)
     if security.secret is not None:
         yield "ok", "callers prove that they know the secret", ""
@@ -48,6 +51,7 @@ def _callers(place: ClusterPlace) -> Iterator[HealthResult]:
 
 
 def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
+    """Check that HTTP and Thrift are encrypted beyond this host."""
     if Security.of(place.conf).tls:
         yield "ok", "HTTP and Thrift speak TLS", ""
         if not place.conf["storm.zookeeper.ssl.enable"]:
@@ -69,6 +73,7 @@ def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
 
 
 def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
+    """Check version and access lists of each ZooKeeper server that responds."""
     from storm_dagster.zk.embedded import server_address, server_status
     from storm_dagster.zk.root import is_open_to_all
 
@@ -110,6 +115,7 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
 
 
 def _home(place: ClusterPlace) -> Iterator[HealthResult]:
+    """Check that other users cannot read the HOME; a missing one is closed."""
     home = place.home
     mode = stat.S_IMODE(home.stat().st_mode) if home.exists() else 0o700
     # Workers of other users pass through the folder; the files in it are closed to them.
@@ -125,6 +131,7 @@ def _home(place: ClusterPlace) -> Iterator[HealthResult]:
 
 
 def _spark(place: ClusterPlace) -> Iterator[HealthResult]:
+    """Check that Spark Connect is encrypted beyond this host."""
     remote = str(place.conf.get("spark.remote") or "")
     host = urlsplit(remote).hostname
     address = None
@@ -138,8 +145,10 @@ def _spark(place: ClusterPlace) -> Iterator[HealthResult]:
 
 
 def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
+    """Check that Dagster's webserver does not respond to clients without credentials."""
     import httpx
 
+    # With a conf folder, the local cluster of this HOME may be another one.
     cluster = ClusterFile.read(place.home) if place.conf_dir is None else None
     url = str(place.conf.get("dagster.graphql.url") or "")
     if not url and cluster is not None and cluster.dagster is not None:
@@ -166,6 +175,7 @@ def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
 
 
 def _workers(place: ClusterPlace) -> Iterator[HealthResult]:
+    """Check that code of topologies does not run as the user of the daemons."""
     if place.conf.get("supervisor.run.worker.as.user"):
         yield "ok", "workers run under users of their own", ""
         return

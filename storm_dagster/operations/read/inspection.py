@@ -34,6 +34,7 @@ from storm_dagster.operations.context import OperationsContext, decode_json, loa
 from storm_dagster.operations.live.cleaner import read_tokens, survey
 
 _BETWEEN_SECS = 1.0
+"""Pause between two snapshots of an inspection."""
 
 
 def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
@@ -55,9 +56,9 @@ def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
 def take_snapshot(
     ctx: OperationsContext, former: ClusterSnapshot | None = None, *, home: Path | None = None
 ) -> ClusterSnapshot:
-    """Snapshot of the cluster.
+    """Snapshot of the cluster, with the snapshot ``former`` of the same observer.
 
-    With ``home`` also of the worker processes of this machine.
+    With ``home`` also of the worker processes of this machine that belong to that HOME.
     """
     processes = None if home is None else worker_processes(home)
     view = ctx.cluster.load_view()
@@ -67,10 +68,11 @@ def take_snapshot(
     rebalance_requests = frozenset(
         topology.id for topology in visible if _has_pending_rebalance(ctx, topology.id)
     )
+    # Tokens are claimed before a base exists, and read after the bases here.
+    tokens, _ = read_tokens(ctx)
     return ClusterSnapshot(
         view=view,
-        # Tokens are claimed before a base exists, and read after it here.
-        tokens=read_tokens(ctx)[0],
+        tokens=tokens,
         blobs=stored_hashes(ctx.blobs, keys),
         copies=copies,
         wanted_copies={
@@ -80,6 +82,7 @@ def take_snapshot(
         rebalance_requests=rebalance_requests,
         gray={topology.id: _gray(ctx, topology.id) for topology in visible},
         processes=processes,
+        # Without the one before it: otherwise every snapshot would keep all earlier ones.
         former=None if former is None else replace(former, former=None),
     )
 
@@ -125,6 +128,7 @@ def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, i
         return None, nimbuses
     copies: dict[str, int] = {}
     for key, holders in zip(keys, holder_lists, strict=True):
+        # A holder's node is its address, and the number of the content that it holds.
         sequences = [holder.rpartition("-")[2] for holder in holders or ()]
         newest = max((int(text) for text in sequences if text.isdigit()), default=0)
         copies[key] = sum(1 for text in sequences if text == str(newest))
@@ -132,6 +136,7 @@ def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, i
 
 
 def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
+    """Number of nimbuses that should hold its blobs, at most those that exist."""
     stored: dict[str, Any] = {}
     with suppress(StormDagsterError):  # Another rule reports a missing or damaged conf.
         stored = load_stored_conf(ctx, topology.code_dir)
@@ -142,6 +147,10 @@ def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int
 def _unschedulable(
     ctx: OperationsContext, topologies: Sequence[TopologyView]
 ) -> Iterator[tuple[str, frozenset[int]]]:
+    """Topology id and its tasks for which the placement has a reason to have no slot.
+
+    Only of topologies of which a task has no slot; those without a readable blob are left out.
+    """
     for topology in topologies:
         if topology.tasks is None or topology.assignment is None:
             continue
@@ -154,6 +163,7 @@ def _unschedulable(
 
 
 def _gray(ctx: OperationsContext, topology_id: str) -> GrayNodes:
+    """The gray upgrade of the topology, and the hash of its archive."""
     state = ctx.cluster.read_upgrade(topology_id)
     if state.record is None:
         return GrayNodes(False)
@@ -181,8 +191,11 @@ class InspectionResult:
     garbage: tuple[str, ...]
     """Paths and keys without an owner that wait for the cleaner."""
     view: ClusterView
+    """View of the last snapshot."""
     snapshots: int
+    """Number of snapshots."""
     seconds: float
+    """Duration of the inspection."""
 
     @property
     def sound(self) -> bool:
@@ -200,6 +213,7 @@ def inspect_cluster(
     processes of this machine are inspected as well. No state is changed.
     """
     began = ctx.monotonic()
+    # Violations that may not last, with the time of their first snapshot.
     pending = PendingViolations()
     former: ClusterSnapshot | None = None
     snapshots = 0
@@ -213,19 +227,22 @@ def inspect_cluster(
             pending, violations, boot_now=now, stable_secs=stable_secs
         )
         for violation in counted:
+            # An event and not a state: the last snapshot need not show it.
             if violation.rule == "no_idle_writes":
                 confirmed[violation] = None
         former = snapshot
         snapshots += 1
-        hard = [violation for violation in violations if violation.rule not in healing_rules]
+        # Violations from which the cluster recovers by itself are not waited for.
+        unhealed = [violation for violation in violations if violation.rule not in healing_rules]
         is_over = now - began >= 3 * stable_secs
-        if snapshots > 1 and (is_over or all(violation in counted for violation in hard)):
+        if snapshots > 1 and (is_over or all(violation in counted for violation in unhealed)):
             break
         ctx.sleep(_BETWEEN_SECS)
     for violation in counted:
         if violation.rule not in healing_rules:
             confirmed[violation] = None
-    # Live tokens and uploads are not garbage: their limits are infinite.
+    # All other garbage is listed at any age, because an inspection has no memory. Live tokens and
+    # uploads are not garbage: their limits are infinite.
     garbage, _ = survey(
         ctx, boot_now=time.monotonic(), grace_secs=0.0, token_secs=math.inf, upload_secs=math.inf
     )

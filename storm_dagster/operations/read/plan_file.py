@@ -57,9 +57,10 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 def plan_text(
     text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Plan each document of ``text``.
+    """Plan each document of ``text``; the results as ``plan --json`` prints them.
 
-    The planner uses the Spark that the cluster conf names, else one in this process.
+    The planner uses the Spark that the cluster conf names, else one in this process. ``log`` gets
+    one line before the plans. Raises the errors of :func:`parse_plans` and of the planner.
     """
     from storm_dagster.spark.planner import planner_for
 
@@ -81,13 +82,17 @@ def _pinned_session(conf: Conf) -> str | None:
         return None
     from storm_dagster.spark.planner import ClusterSessionIds
 
+    # A plan needs no cluster: a ZooKeeper that is down delays it by two seconds at most.
     quick_conf = {**conf, "storm.zookeeper.connection.timeout": 2000}
     try:
         with StormClusterState.open(quick_conf) as cluster:
             stored = ClusterSessionIds(cluster.state).read()
     except StormDagsterError:
         return None
-    return stored[0] if stored is not None else None
+    if stored is None:
+        return None
+    session_id, _ = stored
+    return session_id
 
 
 def parse_plans(text: str) -> list[PlacementBatch]:
@@ -107,6 +112,7 @@ def parse_plans(text: str) -> list[PlacementBatch]:
 
 
 def _load(text: str) -> list[Any]:
+    """The documents of the text; empty ones are left out."""
     if text.lstrip()[:1] == "{":
         # Much faster than YAML for large clusters; the code below reads a YAML flow map that is not
         # JSON.
@@ -256,6 +262,7 @@ def _assign_declared_ids(
     for ids in declared.values():
         declared_ids.update(ids)
     components = {}
+    # The lowest id that no component without declared ids has taken yet.
     next_id = 1
     for name, part in table.components.items():
         ids = list(declared.get(name, ()))

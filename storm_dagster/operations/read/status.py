@@ -15,16 +15,9 @@ from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext
 
-STAT_NAMES = (
-    "emitted",
-    "transferred",
-    "executed",
-    "acked",
-    "failed",
-    "execute_ms",
-    "process_ms",
-    "complete_ms",
-)
+_COUNTS = ("emitted", "transferred", "executed", "acked", "failed")
+"""All-time numbers of tuples of a task."""
+STAT_NAMES = (*_COUNTS, "execute_ms", "process_ms", "complete_ms")
 """All-time statistics of a task; the last three are latencies in milliseconds."""
 
 
@@ -64,7 +57,12 @@ def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskE
     errors: list[tuple[str, TaskError]] = []
     for component, rows in by_component.items():
         errors += [(component, error) for error in rows]
-    return sorted(errors, key=lambda pair: (-pair[1].time, pair[0], pair[1].task))
+
+    def newest_first(entry: tuple[str, TaskError]) -> tuple[int, str, int]:
+        component, error = entry
+        return (-error.time, component, error.task)
+
+    return sorted(errors, key=newest_first)
 
 
 def show_document(topology: TopologySnapshot) -> dict[str, Any]:
@@ -103,6 +101,7 @@ def _worker_document(worker: WorkerSnapshot) -> dict[str, Any]:
 
 
 def _task_document(task: TaskSnapshot) -> dict[str, Any]:
+    """A task of ``show``; its slot is ``null`` without a worker."""
     worker = task.worker
     is_alive = task.status in ("starting", "running")
     return {
@@ -116,6 +115,7 @@ def _task_document(task: TaskSnapshot) -> dict[str, Any]:
         "stats": {
             **_counts(task.totals),
             "execute_ms": task.totals.execute_ms or 0,
+            # A tuple is processed when its call returns.
             "process_ms": task.totals.execute_ms or 0,
             "complete_ms": task.totals.complete_ms or 0,
         },
@@ -123,10 +123,12 @@ def _task_document(task: TaskSnapshot) -> dict[str, Any]:
 
 
 def _counts(totals: Totals) -> dict[str, int]:
-    return {name: getattr(totals, name) for name in STAT_NAMES[:5]}
+    """The numbers of tuples of :data:`STAT_NAMES`, without the latencies."""
+    return {name: getattr(totals, name) for name in _COUNTS}
 
 
 def _component_document(part: ComponentSnapshot) -> dict[str, Any]:
+    """A component of ``show``; latencies are 0 before the first tuple."""
     totals = part.totals
     execute_ms = round(totals.execute_ms, 3) if totals.executed else 0
     return {
@@ -136,7 +138,6 @@ def _component_document(part: ComponentSnapshot) -> dict[str, Any]:
         "stats": {
             **_counts(totals),
             "execute_ms": execute_ms,
-            # A tuple is processed when its call returns.
             "process_ms": execute_ms,
             "complete_ms": round(totals.complete_ms, 3) if totals.acked else 0,
         },
@@ -163,6 +164,7 @@ def load_document(part: ComponentSnapshot) -> dict[str, Any]:
 
 
 def _stream_latencies(stats: WindowStats) -> dict[str, Any]:
+    """Stream -> its latencies; streams without any are left out."""
     streams: set[str] = set()
     for latency_by_stream in stats.latencies.values():
         streams.update(latency_by_stream)

@@ -62,6 +62,7 @@ class OpenOperations:
     """
 
     _published: set[str] = field(default_factory=set)
+    """Tokens that were published, of those that still exist."""
 
     def tokens(self, state: ClusterState) -> dict[str, TokenRecord]:
         """Token -> record of each submission and update whose topology is not published.
@@ -138,6 +139,7 @@ def read_staging(ctx: OperationsContext, token: str) -> StagingRecord | None:
 
 
 def _token_status(token: str, record: TokenRecord, step: str, run_id: str) -> OperationStatus:
+    """The status of a submission or update, by the record of its token."""
     return OperationStatus(
         key=token,
         verb=record.verb,
@@ -152,12 +154,14 @@ def _token_status(token: str, record: TokenRecord, step: str, run_id: str) -> Op
 
 def _stage_of(ctx: OperationsContext, token: str, record: TokenRecord) -> str:
     """The first stage that has not ended, of a topology that is not published."""
+    # A blob that each of the first four stages writes at its end.
     last_keys = (
         staging_key(token, "record"),
         code_keys(record.topology_id)[-1],
         staging_key(token, "tasks"),
         staging_key(token, "placement"),
     )
+    # Not strict: the last two stages write no blob.
     for stage, key in zip(STAGES, last_keys, strict=False):
         if not ctx.blobs.exists(key):
             return stage
@@ -171,6 +175,7 @@ def _inactive_submissions(
     operations: list[OperationStatus] = []
     for topology in topologies:
         base = topology.base
+        # With a delay it is drained for its successor.
         status = (base.status, base.wanted_status, base.delay_secs)
         if status != ("INACTIVE", "ACTIVE", None):
             continue
@@ -194,6 +199,7 @@ def _change(
     topology: TopologyView,
     run_of: Callable[[str], str | None],
 ) -> OperationStatus:
+    """The status of a change of a running topology."""
     run_id = record.run_id or run_of(request) or ""
     return OperationStatus(
         key=request,

@@ -25,11 +25,16 @@ from storm_dagster.operations.steps import step
 from storm_dagster.packaging.unpack import unpack_archive
 
 _CHUNK = 1 << 20
+"""Bytes of an archive that are in memory at one time."""
 _HOLDER_POLL_SECS = 0.1
+"""Pause between two polls of the nimbuses that hold the blobs."""
 
 
 def code_hashes(ctx: OperationsContext, code_dir: str) -> dict[str, str]:
-    """Blob key -> SHA-256 of the code that is stored under that prefix."""
+    """Blob key -> SHA-256 of the code that is stored under that prefix.
+
+    Missing blobs are left out.
+    """
     metas = [_meta(ctx, key) for key in code_keys(code_dir)]
     return {meta.key: meta.sha256 for meta in metas if meta is not None}
 
@@ -75,6 +80,7 @@ def store_code(
 
 
 def _store(ctx: OperationsContext, key: str, raw: bytes, *, keep: bool) -> BlobMeta:
+    """Store the blob; with ``keep`` an existing one is not replaced."""
     stored = _meta(ctx, key) if keep else None
     if stored is not None:
         return stored
@@ -85,6 +91,11 @@ def _store(ctx: OperationsContext, key: str, raw: bytes, *, keep: bool) -> BlobM
 def _store_archive(
     ctx: OperationsContext, code_dir: str, name: str, archive: str, *, keep: bool
 ) -> BlobMeta:
+    """Store the uploaded archive under the prefix, unless it has the same content.
+
+    If the upload has expired, the stored archive serves, as for a repetition; :class:`NotAlive`
+    without one.
+    """
     target = jar_key(code_dir)
     stored = _meta(ctx, target)
     if stored is not None and keep:
@@ -111,6 +122,7 @@ def _store_archive(
 
 
 def _meta(ctx: OperationsContext, key: str) -> BlobMeta | None:
+    """Size and hash of the blob; ``None`` without it."""
     try:
         return ctx.blobs.meta(key)
     except KeyNotFound:
@@ -122,7 +134,8 @@ def _await_copies(
 ) -> dict[str, int]:
     """Wait for the copies; blob key -> number of nimbuses that announce it.
 
-    It is at least 1, the store that acknowledged the write.
+    It is at least 1, the store that acknowledged the write. After ``wait_secs`` it may be below
+    ``min_copies``.
     """
     deadline = ctx.monotonic() + wait_secs
     while True:
@@ -169,6 +182,11 @@ def check_uploaded_archive(
 
 
 def _check_module(root: Path, module: str, component: str, *, elsewhere: bool) -> None:
+    """Check a component's module in the code folder ``root``, without an import.
+
+    :class:`InvalidTopology` if it is not valid Python, or if it is neither there nor installed
+    here. With ``elsewhere`` another interpreter runs it, so that a missing one is not an error.
+    """
     path = root.joinpath(*module.split("."))
     for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
         if file.is_file():
@@ -184,6 +202,7 @@ def _check_module(root: Path, module: str, component: str, *, elsewhere: bool) -
         # Another interpreter, a compiled module, a namespace package: only the worker can tell.
         return
     top = module.partition(".")[0]
+    # A package in the archive hides an installed one of the same name.
     if not (root / top / "__init__.py").is_file():
         with suppress(ImportError, ValueError):
             if importlib.util.find_spec(top) is not None:

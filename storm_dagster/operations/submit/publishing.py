@@ -60,6 +60,7 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
+from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.shards import delete_ops
 
 STAGE_ASSIGNMENT = shared_steps("stage_assignment", "stage.placement")
@@ -74,7 +75,8 @@ _SUBMIT_ACTION = "submitTopology"
 def plan_or_raise(ctx: OperationsContext, batch: PlacementBatch, name: str) -> PlacementResult:
     """Plan the batch.
 
-    If topology ``name`` does not fit, raise the planner's own error with its message.
+    If topology ``name`` does not fit, raise the planner's own error with its message:
+    :class:`Unavailable` if it names no type, or an unknown one.
     """
     result = ctx.planner(batch)
     placement = result.placement(name)
@@ -120,16 +122,19 @@ def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     """Stage 4: compute a placement for the current cluster, and stage it.
 
     Raises the planner's error if the topology does not fit (:class:`Unavailable`), and does not
-    wait for free slots. A submission never uses the local planner in place of PySpark.
+    wait for free slots. A submission never uses the local planner in place of PySpark. For a
+    published topology the staged placement is the result. Raises also the errors of
+    :func:`_check_target`.
     """
     record, staged, runnable = _read_staged(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
     view = ctx.cluster.load_view()
     if record.topology_id in view.topologies:
+        # It is published already: no other placement is staged.
         return _assignment_report(record, read_placement(ctx, token).result, view)
     _check_target(view, record)
     planned = _plan(ctx, view, record, staged, runnable)
-    _write_placement(ctx, token, planned)
+    write_part(ctx, token, "placement", planned)
     return _assignment_report(record, planned.result, view)
 
 
@@ -149,12 +154,18 @@ def _assignment_report(
 
 
 def _read_staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, StagedTasks, Runnable]:
+    """The staged input of stages 4 and 5; :class:`NotAlive` if a part is missing."""
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
     return record, read_tasks(ctx, token), Runnable(spec=spec, conf=total_conf(ctx.values(), conf))
 
 
 def _check_target(view: ClusterView, record: StagingRecord) -> None:
+    """Check that the submission may still be published.
+
+    :class:`AlreadyAlive` if another topology has the name. For a replacement, :class:`NotAlive` if
+    the former topology is gone, :class:`Conflict` if it has another status or other code by now.
+    """
     remedy = "another submission of the name came first; kill it, or use another name"
     check_name_free(view, record.name, (record.topology_id, record.replaces), remedy)
     if record.replaces is None:
@@ -192,6 +203,9 @@ def _plan(
     staged: StagedTasks,
     runnable: Runnable,
 ) -> StagedPlacement:
+    """Plan the staged tasks on the view; raises the planner's error."""
+    # For a topology with the conf key ``use.old.assignment``.
+    backup, _ = read_backup(ctx, record.name)
     batch = new_batch(
         view,
         name=record.name,
@@ -200,15 +214,11 @@ def _plan(
         table=staged.table,
         executors=staged.executors,
         workers=staged.workers,
-        backup=read_backup(ctx, record.name)[0],
+        backup=backup,
         replaces=record.replaces,
     )
     result = plan_or_raise(ctx, batch, record.name)
     return StagedPlacement(assignments_version=view.assignments_version, result=result)
-
-
-def _write_placement(ctx: OperationsContext, token: str, planned: StagedPlacement) -> None:
-    write_part(ctx, token, "placement", planned)
 
 
 def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
@@ -227,6 +237,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     replanned = 0
 
     def attempt(view: ClusterView) -> PublishResult:
+        """Publish on this view, with another placement if the staged one may not fit."""
         nonlocal planned, attempts, replanned
         attempts += 1
         published = view.topologies.get(record.topology_id)
@@ -242,11 +253,12 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
         if not is_current or not _fits(planned, record, staged, view):
             planned = _plan(ctx, view, record, staged, runnable)
             replanned += 1
-            _write_placement(ctx, token, planned)
+            write_part(ctx, token, "placement", planned)
         return _publish(ctx, token, record, staged, planned, view)
 
     report = retry_on_conflict(ctx, f"publishing {record.topology_id}", attempt)
     report = replace(report, attempts=attempts, replanned=replanned)
+    # Not for a topology that was published earlier and has another placement by now.
     if same_workers(report.assignment, report.placement):
         write_reasons(ctx, record.topology_id, planned.result, record.name)
     ctx.log.info("published %s in %d attempts", report.topology_id, report.attempts)
@@ -297,11 +309,21 @@ def _publish(
     planned: StagedPlacement,
     view: ClusterView,
 ) -> PublishResult:
+    """Publish the planned topology in one transaction, INACTIVE.
+
+    The same transaction marks the token as published, and ends the replaced topology. A
+    :class:`Conflict` of the transaction is a lost race. :class:`NotAlive` if the token has expired,
+    :class:`Conflict` if its topology was published before and is gone.
+    """
     topology_id = record.topology_id
+    expired = NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
     stored_token = read_token(ctx, token)
-    if stored_token is None or stored_token[0].topology_id != topology_id:
-        raise NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
+    if stored_token is None:
+        raise expired
     token_record, token_version = stored_token
+    if token_record.topology_id != topology_id:
+        # It was used again after it had expired.
+        raise expired
     if token_record.published:
         raise Conflict(
             f"{topology_id} was published before and has been killed: submit with a new token"
@@ -315,11 +337,8 @@ def _publish(
     published = token_record.model_copy(update={"published": True, "ended": False, "request": {}})
     transaction.set(paths.token(token), encode_record(published), token_version)
     if replaced is not None:
-        # The replaced topology ends in the same step; its remains are garbage.
-        delete_ops(ctx.cluster.state, transaction, paths.assignment(replaced.id))
-        for child in ctx.cluster.state.find_children(paths.topology(replaced.id)) or ():
-            transaction.delete(f"{paths.topology(replaced.id)}/{child}")
-        transaction.delete(paths.topology(replaced.id), replaced.base_at.version)
+        _end_replaced(ctx, transaction, replaced)
+    # Path -> data of the nodes that a topology has from its publication on.
     created = {
         paths.tasks(topology_id): encode_record(staged.table),
         paths.taskbeats(topology_id): encode_record(beats),
@@ -354,6 +373,18 @@ def _publish(
         },
         replaced=replaced.id if replaced else None,
     )
+
+
+def _end_replaced(ctx: OperationsContext, transaction: Transaction, replaced: TopologyView) -> None:
+    """Append the deletion of a replaced topology's base and assignment.
+
+    Its other nodes and its blobs are garbage afterwards.
+    """
+    state = ctx.cluster.state
+    delete_ops(state, transaction, paths.assignment(replaced.id))
+    for child in state.find_children(paths.topology(replaced.id)) or ():
+        transaction.delete(f"{paths.topology(replaced.id)}/{child}")
+    transaction.delete(paths.topology(replaced.id), replaced.base_at.version)
 
 
 def _first_assignment(
@@ -406,15 +437,16 @@ def _new_base(
 def activate_topology(ctx: OperationsContext, *, token: str) -> ActivateResult:
     """Stage 6: a second fenced transaction sets the target status.
 
-    A topology that has its target status already is not written.
+    Raises the errors of :func:`finish_activation`.
     """
     return finish_activation(ctx, read_record(ctx, token).topology_id, ctx.current_epoch())
 
 
 def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> ActivateResult:
-    """Give a published topology its target status.
+    """Give a published topology its target status; also ends an abandoned drain.
 
-    :class:`NotAlive` if it is not published or no longer exists.
+    No write unless it is INACTIVE and should be ACTIVE. :class:`NotAlive` if it is not published or
+    no longer exists, :class:`Conflict` if it was killed.
     """
 
     def attempt(view: ClusterView) -> ActivateResult:

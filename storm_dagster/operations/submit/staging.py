@@ -33,11 +33,16 @@ from storm_dagster.operations.steps import step
 from storm_dagster.operations.transactions import ReplyLost, commit, lost_race
 
 Part = Literal["record", "conf", "topology", "tasks", "placement"]
+"""Part of a staged submission, each in a blob of its own."""
 PARTS: tuple[Part, ...] = ("record", "conf", "topology", "tasks", "placement")
+"""All parts."""
 
 _STAGE_OF_PART = {"tasks": "storm/task_info", "placement": "storm/assignment"}
 """Asset that stages a part; ``storm/topology_conf`` stages the others."""
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,235}")
+"""Form of a client token, and of an upload handle."""
+_ID_ATTEMPTS = 50
+"""Attempts to count a new topology while other processes count theirs."""
 
 
 class StagingRecord(Record):
@@ -46,7 +51,9 @@ class StagingRecord(Record):
     topology_id: str
     name: str
     epoch: int
+    """Leadership epoch in which the submission must be published."""
     handle: str | None = None
+    """Upload that was staged; ``None`` without one."""
     archive: str
     """Blob key from which the archive is taken."""
     wanted_status: Literal["ACTIVE", "INACTIVE"] = "ACTIVE"
@@ -69,9 +76,12 @@ class StagedTasks(Record):
 
     table: TaskTable
     executors: dict[str, int]
+    """Component -> number of executors, system components included."""
     workers: int
     owner: str = ""
+    """User who owns the topology; empty without one."""
     isolation: tuple[str, ...] = ()
+    """Hosts that the topology is isolated on."""
 
 
 class StagedPlacement(Record):
@@ -81,6 +91,7 @@ class StagedPlacement(Record):
     """
 
     assignments_version: int
+    """Version of ``/assignments`` in the view; with another one it may not fit."""
     result: PlacementResult
 
 
@@ -116,7 +127,11 @@ def newest_token_key(name: str) -> str:
 
 
 def upload_key(handle: str, part: str) -> str:
-    """Blob key of one uploaded part: ``archive``, ``conf`` or ``topology``."""
+    """Blob key of one uploaded part.
+
+    ``archive``, ``conf`` or ``topology``, and what nimbus notes: ``source`` and ``submitter``.
+    :class:`InvalidRequest` for a handle that cannot be one.
+    """
     if not _TOKEN.fullmatch(handle):
         raise InvalidRequest(
             f"upload handle {handle!r:.80} is not one that nimbus gave out: upload again"
@@ -169,14 +184,16 @@ def allocate_topology_id(
 
     The record binds the token to a topology id. At its first use one transaction increments the
     counter and binds the token to a new id. A repetition after any crash, also after a lost reply,
-    gets the same id. With ``request``, the fields of the request of ``user``, the leader of
-    ``epoch`` accepts it: a record that has ended, or that no leader launches, restarts. Each record
-    is then returned by a leader that was not deposed: it launches the run. Without ``request``, for
-    a run, a record that has ended is reopened. :class:`Conflict` if the token belongs to a topology
-    of another name.
+    gets the same id.
+
+    A leader gives the ``request``, its fields, and the ``user`` who made it: it accepts the request
+    in ``epoch``, and launches the run afterwards. A record that has ended, or that no leader
+    launches, then restarts; :class:`Fenced` for a deposed leader, also if the record needs no
+    write. A run gives no ``request``: a record that has ended is then reopened. :class:`Conflict`
+    if the token belongs to a topology of another name.
     """
     last_error: Exception | None = None
-    for _ in range(50):
+    for _ in range(_ID_ATTEMPTS):
         stored = read_token(ctx, token, name)
         if stored is not None:
             if request is None:
@@ -203,6 +220,7 @@ def allocate_topology_id(
         except (ReplyLost, Conflict) as error:
             if isinstance(error, Conflict) and not lost_race(error):
                 raise
+            # The next read shows if the token has a record now.
             last_error = error
         ctx.sleep(0.02 * ctx.jitter())
     assert last_error is not None
@@ -217,7 +235,7 @@ def _accept_again(
     request: Mapping[str, Any],
     user: str,
 ) -> tuple[TokenRecord, int]:
-    """The record for a repetition with its token.
+    """The record for a repetition with its token, and its data version.
 
     It is the stored record if a run changed that at the same time. Every branch commits a
     transaction of the epoch, so that a deposed leader gets :class:`Fenced`.
@@ -227,8 +245,11 @@ def _accept_again(
         ctx.cluster.fenced(epoch).commit()
         return stored
     if record.request:
+        # A former leader accepted it, and its run may exist: only the epoch changes.
         changes: dict[str, Any] = {"epoch": epoch}
     else:
+        # The record has ended, or no leader launches its run: this request starts it from the
+        # beginning.
         changes = {
             "epoch": epoch,
             "started_secs": ctx.now_secs(),
@@ -245,7 +266,10 @@ def _accept_again(
 def _reopen(
     ctx: OperationsContext, token: str, stored: tuple[TokenRecord, int], epoch: int
 ) -> tuple[TokenRecord, int]:
-    """Mark a submission whose run continues as not ended, and return its record."""
+    """Mark a submission whose run continues as not ended; the record and version.
+
+    The stored record if it has not ended, was published, or was changed at the same time.
+    """
     record, version = stored
     if not record.ended or record.published:
         return stored
@@ -256,7 +280,10 @@ def _reopen(
 
 
 def reopen_token(ctx: OperationsContext, token: str, epoch: int) -> None:
-    """Note that the submission of a token continues, if its record has ended."""
+    """Note that the submission of a token continues, if its record has ended.
+
+    No effect without a record.
+    """
     stored = read_token(ctx, token)
     if stored is not None:
         _reopen(ctx, token, stored, epoch)
@@ -267,15 +294,15 @@ def release_token(
 ) -> None:
     """Prevent every leader from launching the token's run.
 
-    Its caller repeats the request, or the run has ``ended``. A token that was published, or that
-    expired, stays unchanged; with ``version``, also one whose record was changed since it had that
-    data version.
+    The error told the caller to repeat the request, or the run has ``ended``. A token that was
+    published, or that expired, stays unchanged; with ``version``, also one whose record was changed
+    since it had that data version.
     """
     stored = read_token(ctx, token)
-    if stored is None or stored[0].published:
+    if stored is None:
         return
     record, stored_version = stored
-    if version is not None and stored_version != version:
+    if record.published or version not in (None, stored_version):
         return
     released = record.model_copy(update={"request": {}, "ended": ended})
     if released != record:
@@ -326,6 +353,7 @@ def write_part(ctx: OperationsContext, token: str, part: Part, document: Any) ->
 
 
 def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
+    """The blob of one part; :class:`NotAlive` names the stage that writes it."""
     key = staging_key(token, part)
     try:
         return ctx.blobs.read(key)
@@ -343,7 +371,10 @@ def read_record(ctx: OperationsContext, token: str) -> StagingRecord:
 
 
 def read_topology(ctx: OperationsContext, token: str) -> tuple[dict[str, Any], TopologySpec]:
-    """The normalized conf and topology of a staged submission."""
+    """The normalized conf and topology of a staged submission.
+
+    :class:`NotAlive` if they are not staged, :class:`Corrupt` if they are damaged.
+    """
     conf = decode_json(_read(ctx, token, "conf"), staging_key(token, "conf"))
     if not isinstance(conf, dict):
         raise Corrupt(f"{staging_key(token, 'conf')} is not a map: submit again")
@@ -351,15 +382,22 @@ def read_topology(ctx: OperationsContext, token: str) -> tuple[dict[str, Any], T
 
 
 def read_tasks(ctx: OperationsContext, token: str) -> StagedTasks:
-    """Task ids and parallelism of a staged submission."""
+    """Task ids and parallelism of a staged submission.
+
+    :class:`NotAlive` if they are not staged.
+    """
     return decode_record(StagedTasks, _read(ctx, token, "tasks"), staging_key(token, "tasks"))
 
 
 def read_placement(ctx: OperationsContext, token: str) -> StagedPlacement:
-    """The newest placement of a staged submission."""
+    """The newest placement of a staged submission.
+
+    :class:`NotAlive` without one, :class:`Corrupt` if it is damaged.
+    """
     key = staging_key(token, "placement")
     raw = _read(ctx, token, "placement")
     document = decode_json(raw, key)
+    # Each record has ``v``; the documents of a former release did not.
     if isinstance(document, dict) and "v" not in document:
         return _former_placement(document, key)
     return decode_record(StagedPlacement, raw, key)

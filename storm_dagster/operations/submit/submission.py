@@ -5,7 +5,7 @@ Each stage reads its input from the blob store. No part of a topology is visible
 ends in exactly one topology for one client token.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from storm_dagster.core.submission.conf import (
     OWNER_KEY,
@@ -27,6 +27,7 @@ from storm_dagster.model.conf import mask
 from storm_dagster.model.conf_layers import LayerName, merge_conf, overlay
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
 from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import (
@@ -67,6 +68,20 @@ SUBMIT = operation(
 )
 
 
+class _Source(NamedTuple):
+    """Checked and normalized input of a submission."""
+
+    conf: dict[str, Any]
+    spec: TopologySpec
+    archive: str
+    """Blob key of the archive."""
+    former: str
+    """Code of the replaced topology whose conf was read; empty: not checked."""
+    submitted_keys: tuple[str, ...] | None
+    """Conf keys of the submission; ``None``: a former release staged it."""
+    warnings: tuple[str, ...] = ()
+
+
 def stage_conf(
     ctx: OperationsContext,
     *,
@@ -92,65 +107,83 @@ def stage_conf(
     check_topology_name(name)
     ctx = ctx.accepting_fewer(allow_degraded)
     epoch = ctx.current_epoch()
+    earlier: TokenRecord | None = None
     stored = staging.read_token(ctx, token)
-    earlier = None if stored is None else stored[0]
+    if stored is not None:
+        earlier, _ = stored
     if earlier is not None and replaces is None:
         replaces = _staged_replaces(ctx, token)
     view = ctx.cluster.load_view()
-    published = earlier is not None and earlier.published
-    if earlier is not None and published and earlier.topology_id not in view.topologies:
+    is_published = earlier is not None and earlier.published
+    if earlier is not None and is_published and earlier.topology_id not in view.topologies:
         raise Conflict(
             f"token {token!r} was used for {earlier.topology_id}, which has been killed since: "
             "submit with a new token"
         )
     check_name_free(view, name, (replaces, None if earlier is None else earlier.topology_id))
     alive = view.topology_named(name)
-    if replaces is not None and not published and (alive is None or alive.id != replaces):
+    if replaces is not None and not is_published and (alive is None or alive.id != replaces):
         raise NotAlive(
             f"topology {replaces} is not alive and cannot be replaced: "
             f"submit {name!r} as a new topology"
         )
-    if published:
+    if is_published:
         return _take_epoch(ctx, token, epoch)
-    warnings: list[str] = []
     # Checked in full before anything is staged.
-    if handle is not None and ctx.blobs.exists(staging.upload_key(handle, "topology")):
-        replaced = alive if replaces is not None else None
-        former = replaced.code_dir if replaced else ""
-        submitted, spec, warnings, archive = read_source(ctx, handle, replaced)
-        conf, spec = normalize_submission(
-            ctx.values(), submitted, spec.model_copy(update={"name": name})
-        )
-        keys = submitted_keys(submitted)
-    else:
-        staged = _read_staged_record(ctx, name, token, handle)
-        conf, spec = staging.read_topology(ctx, token)
-        archive = staged.archive
-        former = staged.former
-        keys = staged.submitted_keys
+    replaced = alive if replaces is not None else None
+    source = _read_source_or_staged(ctx, name, token, handle, replaced)
+    conf = source.conf
     verb = "submit" if replaces is None else "update"
-    topology_id = staging.allocate_topology_id(ctx, token, name, epoch, verb)[0].topology_id
-    conf["topology.id"] = topology_id
+    token_record, _ = staging.allocate_topology_id(ctx, token, name, epoch, verb)
+    conf["topology.id"] = token_record.topology_id
     record = staging.StagingRecord(
-        topology_id=topology_id,
+        topology_id=token_record.topology_id,
         name=name,
         epoch=epoch,
         handle=handle,
-        archive=archive,
+        archive=source.archive,
         wanted_status="INACTIVE" if inactive else "ACTIVE",
         allow_degraded=allow_degraded,
         replaces=replaces,
-        former=former,
+        former=source.former,
         run=ctx.run,
-        submitted_keys=keys,
+        submitted_keys=source.submitted_keys,
     )
-    document = conf if keys is None else stored_document(conf, keys)
+    # Without the keys a former release staged the conf, which names them already.
+    document = conf
+    if source.submitted_keys is not None:
+        document = stored_document(conf, source.submitted_keys)
     staging.write_part(ctx, token, "conf", document)
-    staging.write_part(ctx, token, "topology", spec)
+    staging.write_part(ctx, token, "topology", source.spec)
+    # Last: its existence shows that the stage has ended.
     staging.write_part(ctx, token, "record", record)
     with step(ctx, "stage.newest"):
         ctx.blobs.put(staging.newest_token_key(name), token.encode())
-    return _conf_result(token, record, conf, spec, warnings=tuple(warnings))
+    return _conf_result(token, record, conf, source.spec, warnings=source.warnings)
+
+
+def _read_source_or_staged(
+    ctx: OperationsContext,
+    name: str,
+    token: str,
+    handle: str | None,
+    replaced: TopologyView | None,
+) -> _Source:
+    """The upload, checked and normalized, else the staged parts of the token.
+
+    ``replaced`` is the topology whose conf an upload completes. The staged parts serve without a
+    ``handle``, and if its upload has expired. :class:`NotAlive` if there are none.
+    """
+    if handle is None or not ctx.blobs.exists(staging.upload_key(handle, "topology")):
+        staged = _read_staged_record(ctx, name, token, handle)
+        conf, spec = staging.read_topology(ctx, token)
+        return _Source(conf, spec, staged.archive, staged.former, staged.submitted_keys)
+    former = replaced.code_dir if replaced else ""
+    submitted, spec, warnings, archive = read_source(ctx, handle, replaced)
+    conf, spec = normalize_submission(
+        ctx.values(), submitted, spec.model_copy(update={"name": name})
+    )
+    return _Source(conf, spec, archive, former, submitted_keys(submitted), tuple(warnings))
 
 
 def _conf_result(
@@ -160,6 +193,7 @@ def _conf_result(
     spec: TopologySpec,
     **fields: Any,
 ) -> ConfResult:
+    """The result of stage 1; ``fields`` are more fields of it."""
     return ConfResult(
         topology_id=record.topology_id,
         name=record.name,
@@ -175,8 +209,9 @@ def _conf_result(
 def take_over(ctx: OperationsContext, token: str) -> bool:
     """Restage the conf under the current epoch, for a repeated stage.
 
-    Another process repeats it. Returns ``False`` without an effect if the staging is of the current
-    epoch. Raises the errors of :func:`stage_conf`.
+    Another process repeats it. A token whose submission has ended is reopened in any case. Returns
+    ``False`` if the staging is of the current epoch already, so that its parts stay unchanged.
+    Raises :class:`NotAlive` if none is staged, and the errors of :func:`stage_conf`.
     """
     record = staging.read_record(ctx, token)
     epoch = ctx.current_epoch()
@@ -196,7 +231,10 @@ def take_over(ctx: OperationsContext, token: str) -> bool:
 
 
 def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
-    """Id of the replaced topology, for a repetition of the stage without it."""
+    """Id of the replaced topology, for a repetition of the stage without it.
+
+    ``None`` if the submission replaces none, or if it is not staged yet.
+    """
     try:
         return staging.read_record(ctx, token).replaces
     except NotAlive:
@@ -214,7 +252,10 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
 def _read_staged_record(
     ctx: OperationsContext, name: str, token: str, handle: str | None
 ) -> staging.StagingRecord:
-    """The head of an earlier staging; :class:`Conflict` if it is of another name."""
+    """The head of an earlier staging; :class:`Conflict` if it is of another name.
+
+    :class:`NotAlive` if there is none; the error names the upload ``handle``, if it was given.
+    """
     if not ctx.blobs.exists(staging.staging_key(token, "record")):
         if handle:
             raise _no_upload(handle)
@@ -235,10 +276,12 @@ def read_source(
 ) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
     """The uploaded conf and topology, warnings, and the blob key of the archive.
 
-    Conf and topology are checked here and not later. The conf keeps the submitted keys of the code
-    that ``former`` runs if the upload does not have them; not for an upload by Thrift, because a
-    Storm client sends the complete conf each time. An upload of a limited user must not change the
-    owner: :class:`NotAuthorized`.
+    ``former`` is the running topology that the upload replaces or upgrades, if any. Conf and
+    topology are checked here and not later. The conf keeps the submitted keys of the code that
+    ``former`` runs if the upload does not have them; not for an upload by Thrift, because a Storm
+    client sends the complete conf each time. :class:`NotAlive` without the upload,
+    :class:`InvalidTopology` for an invalid one; :class:`NotAuthorized` if a user who is not an
+    administrator changes the owner's lists.
     """
     uploaded = ctx.find_blob(staging.upload_key(handle, "topology"))
     if uploaded is None:
@@ -252,6 +295,7 @@ def read_source(
     except Exception as error:
         raise InvalidTopology(f"{source} is not valid JSON: {error}") from None
     conf, spec, warnings = check_confs(document, spec, source, "warn" if is_thrift else "error")
+    # The blob exists only for a user who is not an administrator.
     submitter = ctx.find_blob(staging.upload_key(handle, "submitter"))
     old = None if former is None else load_runnable(ctx, former)
     layers: dict[LayerName, dict[str, Any]] = {"submission": conf}
@@ -283,8 +327,8 @@ def update_differences(
     old = {**load_runnable(ctx, topology).conf, "topology.workers": topology.base.workers}
     new = total_conf(ctx.values(), normalize_conf(ctx.values(), submitted, spec, topology.id))
     differences = conf_differences(old, new)
-    before = mask({key: pair[0] for key, pair in differences.items()})
-    after = mask({key: pair[1] for key, pair in differences.items()})
+    before = mask({key: old_value for key, (old_value, _) in differences.items()})
+    after = mask({key: new_value for key, (_, new_value) in differences.items()})
     return {key: {"old": before[key], "new": after[key]} for key in differences}
 
 
@@ -299,7 +343,11 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
     record = staging.read_record(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
     conf, spec = staging.read_topology(ctx, token)
-    stored_token = staging.read_token(ctx, token)
+    is_published = False
+    stored = staging.read_token(ctx, token)
+    if stored is not None:
+        token_record, _ = stored
+        is_published = token_record.published
     return store_code(
         ctx,
         record.topology_id,
@@ -308,7 +356,7 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
         conf=conf,
         spec=spec,
         # A repetition never replaces running code: a published topology is only completed.
-        keep=stored_token is not None and stored_token[0].published,
+        keep=is_published,
         allow_degraded=record.allow_degraded,
     )
 

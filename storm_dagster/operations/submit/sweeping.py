@@ -19,7 +19,7 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.operations.context import OperationsContext, load_code
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
-from storm_dagster.operations.transactions import delete_tree
+from storm_dagster.operations.transactions import delete_tree, epoch_is_over
 from storm_dagster.security.spark_remote import cluster_spark_servers, derived_spark_token
 
 _SWEPT = {
@@ -29,6 +29,7 @@ _SWEPT = {
     "sweep.gray_upgrade": paths.gray_upgrade,
     "sweep.metrics": paths.metrics,
 }
+"""Step -> function that returns the path which the step deletes, by the topology id."""
 SWEEP = shared_steps("sweep", *_SWEPT, "sweep.workers")
 DELETE_CODE = shared_steps(
     "delete_code",
@@ -42,12 +43,15 @@ DELETE_BLOBS = shared_steps(
 )
 
 _WORKER_POLL_SECS = 0.1
+"""Pause between two polls of the workers that have to end."""
 
 
 def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
     """Delete the nodes of a topology without an assignment.
 
-    Waits until its workers have ended, at most ``task.cleanup.timeout.sec``.
+    Waits until its workers have ended, at most ``task.cleanup.timeout.sec``. Nodes that cannot be
+    deleted are left to the cleaner. :class:`Fenced` if ``epoch`` is over: the caller then must not
+    delete the blobs.
     """
     _await_workers(ctx, topology_id, float(ctx.conf.get("task.cleanup.timeout.sec", 10)))
     for name, path_of in _SWEPT.items():
@@ -62,8 +66,7 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
         # A live worker keeps its node: the cleaner deletes the parent once the worker has ended.
         delete_tree(ctx, epoch, paths.workers(topology_id), "sweep.workers")
     # Blobs are not in ZooKeeper, so the epoch is checked before their deletion.
-    current = ctx.cluster.epoch()
-    if current is None or current[0] != epoch:
+    if epoch_is_over(ctx, epoch):
         raise Fenced(
             f"leadership epoch {epoch} is over, no blob was deleted: "
             "stop acting, ask the new leader"
@@ -71,6 +74,7 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
 
 
 def _await_workers(ctx: OperationsContext, topology_id: str, wait_secs: float) -> None:
+    """Wait until no worker has a node; log it if some have after ``wait_secs``."""
     deadline = ctx.monotonic() + wait_secs
     while ctx.cluster.state.find_children(paths.workers(topology_id)):
         if ctx.monotonic() >= deadline:
@@ -85,6 +89,7 @@ def delete_blobs(ctx: OperationsContext, topology_id: str, base: StormBase) -> N
     for part in PARTS:
         _delete(ctx, f"delete.staged.{part}", staging_key(base.token, part))
     newest = newest_token_key(base.name)
+    # A later submission of the name may have its own token there.
     if ctx.find_blob(newest) == base.token.encode():
         _delete(ctx, "delete.newest", newest)
 
@@ -107,8 +112,9 @@ def delete_code(ctx: OperationsContext, topology_id: str) -> None:
 def end_spark_queries(ctx: OperationsContext, key: str) -> None:
     """End the queries of killed workers on a Spark Connect server.
 
-    Called before the blob of their topology's code is deleted. A server that does not respond is
-    logged: it ends the queries when their session expires.
+    Called before the blob ``key`` is deleted. No effect unless that is the blob with the spec of a
+    topology with Spark queries, so that it is done once for each code. A server that does not
+    respond is logged: it ends the queries when their session expires.
     """
     code_dir = code_dir_of_blob_key(key)
     try:
@@ -136,5 +142,6 @@ def _has_spark_query(spec: TopologySpec) -> bool:
 
 
 def _delete(ctx: OperationsContext, name: str, key: str) -> None:
+    """Delete the blob as the step ``name``; a missing one does not matter."""
     with step(ctx, name), suppress(KeyNotFound):
         ctx.blobs.delete(key)
