@@ -39,6 +39,7 @@ class NoJsonForm(ValueError):
         super().__init__(reason)
         self.reason: str = reason
         self.path: str = ""
+        """Place of the part in the value; each level that the error passes adds its step."""
 
     def __str__(self) -> str:
         return f"at {self.path}: {self.reason}" if self.path else self.reason
@@ -56,6 +57,7 @@ def json_text(value: Any) -> str:
 
 
 def _text_of(value: Any, levels: int) -> str:
+    """JSON text of a value, which may have ``levels`` levels of maps and lists."""
     if value is None:
         return "null"
     if value is True:
@@ -105,8 +107,8 @@ def _float(value: float) -> str:
     text = float.__repr__(value)
     if "e+" not in text:
         return text
-    # As 1e+23 PostgreSQL returns it without a fraction. A reader takes that for a whole number,
-    # and the whole number 10**23 is not equal to the float.
+    # PostgreSQL returns 1e+23 without a fraction. A reader takes that for a whole number, and the
+    # whole number 10**23 is not equal to the float.
     return f"{Decimal(text):f}.0"
 
 
