@@ -104,9 +104,10 @@ def start_position(
 ) -> StartPosition:
     """Decide where the reading of a partition begins.
 
-    Its records from offset ``first`` to before ``end`` exist. Without a committed position, reading begins
-    at ``start``, an offset or one of the two ends. A committed position is lost if it belongs to a topic of another id than
-    ``current_id``, or if its record was deleted; then ``on_lost`` decides.
+    Its records from offset ``first`` to before ``end`` exist. Without a committed position, reading
+    begins at ``start``, an offset or one of the two ends. A committed position is lost if it
+    belongs to a topic of another id than ``current_id``, or if its record was deleted; then
+    ``on_lost`` decides.
     """
     ends = {"earliest": first, "latest": end}
     if committed is None:

@@ -245,8 +245,8 @@ class Tracker:
 
         True if it failed more often than ``retries.most``; its retry is then only for the case that
         the caller does not finish it. False, without effect, for a record that is finished, waits
-        for a retry, or is no longer tracked. With ``counts=False`` the failure has a reason outside of the
-        record.
+        for a retry, or is no longer tracked. With ``counts=False`` the failure has a reason outside
+        of the record.
         """
         if open_record.done or open_record.waits or open_record.progress.released:
             return False

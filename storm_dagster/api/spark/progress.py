@@ -23,6 +23,7 @@ class CheckpointOwner:
     """
 
     def __init__(self, checkpoint: str, context: Any) -> None:
+        # The last part of a topology id is the time of its submission.
         launched = str(context.topology_id).rpartition("-")[2]
         self._checkpoint = checkpoint
         self._folder = f"{checkpoint.rstrip('/')}/owner"
@@ -83,7 +84,7 @@ def new_reports(query: Any, newest: dict[str, int]) -> list[tuple[dict[str, Any]
     """Spark's reports after the ``newest`` batch of the run, oldest first.
 
     Each is a pair (report, True if its batch has ended). ``newest``, run -> batch, is updated, so
-    that each batch is reported once.
+    that each batch that has ended is reported once.
     """
     reports: list[tuple[dict[str, Any], bool]] = []
     for progress in query.recentProgress:
