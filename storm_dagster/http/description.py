@@ -42,6 +42,7 @@ _STATUS_TEXTS = {
 }
 """Description of each status in OpenAPI."""
 _ERRORS_OF_EVERY_ROUTE = {400, 401}
+"""Statuses of errors that a route need not declare."""
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 """A line break inside of a paragraph, of a docstring that is wrapped."""
 
@@ -80,7 +81,7 @@ class HttpApi:
             operations[operation.method.lower()] = self._describe(operation)
 
     def routes(self) -> list[Route]:
-        """The routes that were added, and ``/openapi.json``."""
+        """The routes that were added, and ``/openapi.json``; called once, after all are added."""
         self.add(self)
         return self._routes
 
@@ -112,6 +113,7 @@ class HttpApi:
         return described
 
     def _describe_responses(self, operation: HttpOperation) -> JsonMap:
+        """The responses object: status -> description and content, also of errors."""
         error: Any = ErrorDocument
         if operation.storm_errors:
             error = StormErrorDocument | ErrorDocument
@@ -162,7 +164,11 @@ class HttpApi:
 
 
 def _endpoint(operation: HttpOperation, call: Callable[..., Any]) -> Endpoint:
-    """The endpoint that calls the handler of an operation."""
+    """The endpoint that calls the handler of an operation.
+
+    A handler that is not ``async`` runs in a thread, and its document gets the first declared
+    status.
+    """
     if inspect.iscoroutinefunction(call):
         return call
     reads = operation.method == "GET"

@@ -24,6 +24,7 @@ _ENCODINGS = frozenset(
         "shift_jis",
     }
 )
+"""Codecs that a request may name."""
 
 
 class RangeNotSatisfiable(InvalidRequest):
@@ -68,7 +69,7 @@ def page_bounds(size: int, position: int | None, length: int | None) -> tuple[in
 
 
 def read_page(stream: BinaryIO, position: int, length: int) -> bytes:
-    """Bytes from a position on; fewer if the file was truncated."""
+    """``length`` bytes from a position on; fewer if the file was truncated."""
     parts: list[bytes] = []
     while length > 0:
         part = os.pread(stream.fileno(), length, position)
