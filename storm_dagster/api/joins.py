@@ -35,10 +35,15 @@ class Join:
         self.parts: list[dict[str, str]] = [
             {"kind": "from", "stream": stream, "key": key, "with": ""}
         ]
+        """The first stream, and the joins: kind, stream, its field, and the stream joined with."""
         self.fields: list[tuple[str, str, str]] = []
         """(stream or ``""``, field, output name)."""
 
     def _join(self, kind: str, stream: str, key: str, other: str) -> Join:
+        """Add a join, and return the definition itself.
+
+        :class:`InvalidTopology` unless ``other`` is joined already, and ``stream`` is not.
+        """
         streams = [part["stream"] for part in self.parts]
         if other not in streams:
             raise InvalidTopology(
@@ -86,6 +91,7 @@ class JoinBolt(WindowedBolt):
         self._by_component = by == "component"
         self._parts = parts
         self._keys = {part["stream"]: part["key"] for part in parts}
+        """Stream -> the field by which it is joined."""
         self._fields = [(stream, field) for stream, field, _ in fields]
 
     @classmethod
@@ -109,9 +115,11 @@ class JoinBolt(WindowedBolt):
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Find the fields of every input.
 
-        Raises :class:`InvalidTopology` for a joined or selected field that is missing.
+        Raises :class:`InvalidTopology` for a joined or selected field that is missing, an input
+        that is not joined or not grouped by its field, and a joined stream without an input.
         """
         self._positions: dict[tuple[str, str], dict[str, int]] = {}
+        """(component, stream) -> field -> its place in the values."""
         has_several_tasks = len(context.component_tasks(context.component)) > 1
         part = context.spec.component(context.component)
         for item in part.inputs if part else ():
@@ -171,6 +179,7 @@ class JoinBolt(WindowedBolt):
         return fields_of
 
     def _stream(self, component: str, stream: str) -> str:
+        """The name of an input in the join."""
         return component if self._by_component else stream
 
     def _value(self, tup: Tuple | None, field: str) -> Any:
@@ -206,6 +215,7 @@ class JoinBolt(WindowedBolt):
         for row in rows:
             value = _hashable(self._value(row[other], self._keys[other]))
             matches: Iterable[Tuple | None] = ()
+            # As in SQL, a missing key equals no other one.
             if value is not None:
                 matches = partners.get(value, ())
             if not matches and part["kind"] == "left":

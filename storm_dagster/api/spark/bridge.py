@@ -111,13 +111,43 @@ def make_deliver(
         def join_others(addresses: list[Any]) -> None:
             """Connect to the endpoints of the other tasks that can be reached."""
             for address in addresses:
+                other_host, other_port = address
                 try:
-                    join((str(address[0]), int(address[1])))
+                    join((str(other_host), int(other_port)))
                 except (OSError, EOFError, WrongSecret) as error:
                     # It moved, or does not know this run yet: the other endpoints get the rows.
                     logging_.getLogger("storm_dagster.spark").info(
                         "%s takes no rows: %s", address, error
                     )
+
+        def chunks_of(stream_tables: list[tuple[str, Any]], connection_count: int) -> list[Any]:
+            """The rows of the tables as a stack of chunks: the first rows are on top.
+
+            A chunk has at most ``chunk_rows`` rows, and fewer if each connection is to get some.
+            """
+            stack: list[Any] = []
+            for stream, table in reversed(stream_tables):
+                rows_per_connection = -(-table.num_rows // connection_count)
+                size = max(1, min(chunk_rows, rows_per_connection))
+                table = table.replace_schema_metadata({"stream": stream})
+                chunks = [table.slice(start, size) for start in range(0, table.num_rows, size)]
+                stack += reversed(chunks)
+            return stack
+
+        def bytes_of(part: Any) -> bytes:
+            """The Arrow stream of a chunk; ``ValueError`` if it is too large for a worker."""
+            part = part.combine_chunks()
+            sink = arrow.BufferOutputStream()
+            with arrow.ipc.new_stream(sink, part.schema) as writer:
+                writer.write_table(part)
+            data = sink.getvalue()
+            if data.size > max_bytes:
+                raise ValueError(
+                    f"a row of micro-batch {batch_id} has {data.size:,} bytes, "
+                    f"a worker takes {max_bytes:,}: "
+                    "filter it or cut its columns in the source function"
+                )
+            return data.to_pybytes()
 
         try:
             other_addresses = join((host, port))
@@ -127,14 +157,7 @@ def make_deliver(
                 batch_tables = [("default", frame.select(*columns).toArrow())]
             if any(table.num_rows for _, table in batch_tables):
                 join_others(other_addresses)
-            # A stack: the first rows of the batch are on top.
-            waiting = []
-            for stream, table in reversed(batch_tables):
-                rows_per_connection = -(-table.num_rows // len(connections))
-                size = max(1, min(chunk_rows, rows_per_connection))
-                table = table.replace_schema_metadata({"stream": stream})
-                chunks = [table.slice(start, size) for start in range(0, table.num_rows, size)]
-                waiting += reversed(chunks)
+            waiting = chunks_of(batch_tables, len(connections))
             ready = list(connections)
             busy: list[Any] = []
             while waiting or busy:
@@ -145,19 +168,9 @@ def make_deliver(
                         waiting.append(part.slice(middle))
                         waiting.append(part.slice(0, middle))
                         continue
-                    part = part.combine_chunks()
-                    sink = arrow.BufferOutputStream()
-                    with arrow.ipc.new_stream(sink, part.schema) as writer:
-                        writer.write_table(part)
-                    data = sink.getvalue()
-                    if data.size > max_bytes:
-                        raise ValueError(
-                            f"a row of micro-batch {batch_id} has {data.size:,} bytes, "
-                            f"a worker takes {max_bytes:,}: "
-                            "filter it or cut its columns in the source function"
-                        )
+                    data = bytes_of(part)
                     connection = ready.pop(0)
-                    connection.send_bytes(data.to_pybytes())
+                    connection.send_bytes(data)
                     busy.append(connection)
                 # A worker answers "more" when it has emitted its rows: back pressure reaches Spark.
                 for connection in _await_answer(busy, b"more"):
