@@ -93,6 +93,7 @@ class JoinBolt(WindowedBolt):
         self._keys = {part["stream"]: part["key"] for part in parts}
         """Stream -> the field by which it is joined."""
         self._fields = [(stream, field) for stream, field, _ in fields]
+        """The selected (stream or ``""``, field), in the order of the outputs."""
 
     @classmethod
     def spec(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -154,7 +155,10 @@ class JoinBolt(WindowedBolt):
         self._check_selected(context.component)
 
     def _check_selected(self, component: str) -> None:
-        # A field that no stream has would be None in every row, without any error.
+        """Raise :class:`InvalidTopology` for a selected field that no stream has.
+
+        It would be ``None`` in every row, without any error.
+        """
         for stream, field in self._fields:
             root, _, inner = field.partition(".")
             fields_of = self._candidate_fields(stream)

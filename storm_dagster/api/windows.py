@@ -15,6 +15,7 @@ LATE_FIELDS = ("late_tuple", "component", "stream")
 """Fields of the stream of late tuples: the values of the tuple (a list), and its sender."""
 
 _PREFIX = "topology.bolts."
+"""Prefix of Storm's conf keys of windows."""
 
 
 def _count_or_ms(subject: str, count: int | None, secs: float | None) -> tuple[str, int]:

@@ -310,6 +310,7 @@ def _disk(invocation: Invocation) -> Iterator[HealthResult]:
         yield "ok", f"{free:.0f} GiB free in {folder}", ""
 
 
+# Name of a check -> the function that yields its results, in the order of the output.
 _CHECKS: dict[str, Callable[[Invocation], Iterator[HealthResult]]] = {
     "system": _system,
     "Java": _java,

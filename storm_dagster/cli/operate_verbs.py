@@ -269,6 +269,7 @@ def blob_delete(invocation: Invocation, key: str) -> None:
 
 # -- tokens for clients that cannot sign requests, such as curl, Prometheus and browsers -----------
 
+# Unit of an expiry -> its seconds.
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
 

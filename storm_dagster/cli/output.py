@@ -12,6 +12,7 @@ import click
 
 from storm_dagster.model.operation_text import operation_text
 
+# Control characters but tab and line feed.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Control characters after ASCII. JSON itself escapes those below.
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}

@@ -23,6 +23,7 @@ from storm_dagster.model.names import check_blob_key
 from storm_dagster.security.settings import SILENT_SECS, Security
 
 _CHUNK = 1 << 16
+"""Bytes of a response that are read at once."""
 _SPOOL = 8 << 20
 """Size above which the content of a blob is kept on disk."""
 _WRITE_SECS = 30.0  # Of these a nimbus waits up to 20 for copies.

@@ -18,6 +18,7 @@ from storm_dagster.security.settings import Security
 _TIMEOUT_SECS = 30.0
 """Maximum time of a single request that launches no run."""
 _CONNECT_SECS = 2.0
+"""Maximum time until a connection is made."""
 _LAUNCH_MARGIN_SECS = 30.0
 """Time beyond ``dagster.launch.timeout.secs`` in which the leader certainly responds, seconds."""
 

@@ -16,6 +16,7 @@ from storm_dagster.packaging.archive import Archive, bundle_target
 
 log: logging.Logger = logging.getLogger(__name__)
 _CHUNK = 1 << 20
+"""Bytes of an archive that are read and sent at once."""
 _stored: set[tuple[str, str]] = set()
 """(URL of the leader, hash) of archives that this process has uploaded or found stored.
 

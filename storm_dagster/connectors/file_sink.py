@@ -140,6 +140,7 @@ class FileSink:
         return {**target, "UploadId": upload["UploadId"]}
 
     def _abort_uploads(self, target: Mapping[str, str]) -> None:
+        """Abort all uploads to a bucket and key."""
         # Some servers find uploads by their whole key only.
         response = self._fs.call_s3(
             "list_multipart_uploads", Bucket=target["Bucket"], Prefix=target["Key"]
@@ -259,4 +260,5 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 _Encode = Callable[[Sequence[Mapping[str, Any]]], bytes]
+# Format -> the function that encodes the rows of a file.
 _FORMATS: dict[str, _Encode] = {"jsonl": _jsonl, "csv": _csv, "parquet": _parquet}

@@ -12,6 +12,7 @@ MAX_DEPTH = 200
 PostgreSQL and most readers of JSON have a limit, too.
 """
 
+# Types with a form in JSON, for errors.
 _OWN_TYPES = "text, numbers, booleans, None, lists, and maps whose keys are text"
 _REMEDIES: dict[str, str] = {
     "bytes": "decode it to text, or write it to a column of bytes",
@@ -113,6 +114,7 @@ def _float(value: float) -> str:
 
 
 def _map(value: Mapping[Any, Any], levels: int) -> str:
+    """JSON text of a map; an error inside gets the key in its path."""
     members: list[str] = []
     for key, member in value.items():
         if not isinstance(key, str):
@@ -129,6 +131,7 @@ def _map(value: Mapping[Any, Any], levels: int) -> str:
 
 
 def _list(value: Sequence[Any], levels: int) -> str:
+    """JSON text of a list; an error inside gets the index in its path."""
     elements: list[str] = []
     for index, element in enumerate(value):
         try:

@@ -25,6 +25,7 @@ class BrokerRequests:
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
         self._on_error = on_error
         self._queue: deque[_Request] = deque()
+        """Requests that are not made yet."""
         self._pending: tuple[_Request, Future[Any]] | None = None
         """Request under way, and the future of its response."""
 

@@ -106,6 +106,7 @@ class KafkaSink:
             return None
         self._producer.init_transactions(_SECS)
         self._group = Consumer({**settings, "group.id": owner, "enable.auto.commit": False})
+        # The group's offset for partition 0 is the token, and not an offset of the topic.
         self._token = TopicPartition(self._topic, 0)
         (committed,) = self._group.committed([self._token], _SECS)
         if committed.error is not None:

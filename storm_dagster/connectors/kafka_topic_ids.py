@@ -36,6 +36,7 @@ class TopicIds:
         self._replaced: set[str] = set()
         """Ids of topics that were deleted. A broker that is behind may still return them."""
         self._request: Future[dict[str, str]] | None = None
+        """Response of the request under way; ``None`` without one."""
         self.is_answered = False
         """True if the newest request was answered, perhaps without an id."""
         self.has_ids = False

@@ -82,6 +82,7 @@ class PostgresSink:
         self._prefix = prefix
         self.assets = assets_of("postgres", table)
         self._key = [key] if isinstance(key, str) else list(key)
+        """Columns of the key; empty: the default, see :meth:`_insert`."""
         self._db: Any = None
         """The connection; ``None`` before the first :meth:`open`."""
         self._owner = ""
@@ -201,9 +202,14 @@ class PostgresSink:
         return isinstance(error, pg.DataError | pg.IntegrityError | TypeError | ValueError)
 
     def _insert(self, cursor: Any, rows: Sequence[Row], is_batch: bool) -> None:
-        """Insert rows, all or none. ``is_batch``: they are all rows of the batch."""
+        """Insert rows, all or none. ``is_batch``: they are all rows of the batch.
+
+        Raises the error of a row that does not fit, or of the table.
+        """
+        # With an owner no row is written twice, so that it replaces none.
         key = self._key or ([] if self._owner else [_RECORD_ID])
         with self._db.transaction():
+            # A statement for each run of rows with the same fields.
             for fields, same_fields in groupby(rows, lambda row: tuple(row.values)):
                 names = list(fields)
                 if _RECORD_ID in key and _RECORD_ID not in fields:

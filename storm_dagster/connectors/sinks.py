@@ -222,6 +222,7 @@ class SinkBolt(StatefulBolt):
         With ``exactly_once`` its token and ids are then in a checkpoint.
         """
         self._rejected_count = 0
+        """Number of rejected rows since the task began, as the metric ``rows_rejected``."""
         # The worker passes no tuple before _make_room() has connected.
         self._is_full = True
 

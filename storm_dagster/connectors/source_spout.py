@@ -17,6 +17,8 @@ from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import reader_of
 
 _from_json = msgspec.json.Decoder().decode
+# ``decode`` of a spout -> conversion of a record's value. A source may return decoded values, such
+# as the maps of a CSV file: only bytes, and for JSON text, are converted.
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "json": lambda raw: _from_json(raw) if type(raw) is bytes or type(raw) is str else raw,
     "text": lambda raw: raw.decode() if type(raw) is bytes else raw,
@@ -130,6 +132,7 @@ class SourceSpout(Spout):
         self._next_lag = 0.0
         self._next_refresh = 0.0
         self._active = True
+        """True while the topology is active; else positions are committed more often."""
         self._reported: dict[str, float] = {}
         """Kind of an error -> time when it was reported last."""
         self._source = copy.copy(self.source)

@@ -55,6 +55,7 @@ class HttpApi:
     def __init__(self, title: str, version: str) -> None:
         self._routes: list[Route] = []
         self._components: dict[str, Any] = {}
+        """Name of a document -> its schema, to which other schemas refer."""
         self.document: dict[str, Any] = {
             "openapi": "3.1.0",
             "info": {"title": title, "version": version},

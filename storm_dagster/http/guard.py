@@ -29,6 +29,8 @@ Observe = Callable[[str, str, int, float], None]
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _SAFE = frozenset({"GET", "HEAD"})
 """Methods that change no state."""
+# They forbid a browser to guess the type of a response, to show it inside of other pages, to tell
+# its address to others, and to run scripts or load parts of it.
 _BROWSER_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -93,7 +95,10 @@ class Guard:
         self._patterns: dict[Any, str] = {route.endpoint: route.path for route in self.routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Refuse a request of another site with an error, and pass any other one on.
+
+        Requests over HTTP are observed. A WebSocket that is refused gets the status 403.
+        """
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
         if scope["type"] == "websocket":
             # Its page must be of this service, too: browsers open a WebSocket to any server.

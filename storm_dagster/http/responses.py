@@ -174,6 +174,7 @@ async def run_read(function: Callable[..., _T], *args: Any) -> _T:
     return await to_thread.run_sync(function, *args, limiter=limiter)
 
 
+# A single range of the header ``Range``: first byte, last byte, or a number of bytes at the end.
 _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
 
 

@@ -32,6 +32,7 @@ _TELLTALE = re.compile(
 )
 # Ends of names whose values are no secrets, such as storm.secret.file.
 _HARMLESS = re.compile(r"[._-](secs|ms|file|path|count|size|bytes|ttl|enabled?)$", re.IGNORECASE)
+# Parts of a text that look like a password or a key.
 _IN_TEXT = re.compile(
     # User and password in an address, options of a Spark or database address, headers, AWS and
     # GitHub keys.
@@ -160,6 +161,7 @@ def check_value(key: str, value: Any) -> str | None:
     return None
 
 
+# Key -> its row of the file: the fields of ConfKey, with the kind as "type".
 _ROWS = load_table(__name__, "conf_keys")
 _ROWS["topology.scheduler.strategy"]["choices"] = tuple(STRATEGIES)
 CONF_KEYS: dict[str, ConfKey] = {key: ConfKey(row.pop("type"), **row) for key, row in _ROWS.items()}

@@ -18,8 +18,10 @@ MAX_METADATA_BYTES = 16_384
 """Largest size of an event's metadata as JSON."""
 # Field -> its longest text.
 _MAX_CHARACTERS = {"key": 512, "partition": 512, "data_version": 256, "description": 2048}
+# Names of checks that Dagster accepts.
 _CHECK = re.compile(r"[A-Za-z0-9_]{1,128}")
 _ID = re.compile(r"[0-9a-f]{32}")
+# Control characters, and halves of characters.
 _CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _LONE = re.compile("[\ud800-\udfff]")
 """Halves of characters, which UTF-8 cannot hold."""

@@ -20,8 +20,9 @@ from storm_dagster.model.topology import (
 )
 
 FUSE_KEY = "topology.spark.fuse"
+"""Conf key of a topology or component; false: its bolts run in their own tasks."""
 COUNTS_KEY = "topology.spark.fuse.counts"
-"""Conf key of a component: false if the rows between bolts need not be counted."""
+"""Conf key of a topology or component; false: the rows between bolts need not be counted."""
 CHAIN_KEY = "topology.spark.chain"
 """In the conf of a spout as workers load it: the chain of its query."""
 FUSED = "__fused_"
@@ -30,6 +31,7 @@ FUSED_ROWS = FUSED + "rows_"
 """Prefix of the stream from the spout to a fused bolt with the rows that other components read."""
 FUSED_COUNTS = FUSED + "counts_"
 """Prefix of the stream from the spout to a fused bolt with the counts of batches."""
+# Reason of a tuple that fails while a spout and a bolt disagree whether the bolt is fused.
 OTHER_WAY = (
     "its spout's worker runs the chain the other way (topology.spark.fuse): it is sent again until"
     " both are updated"

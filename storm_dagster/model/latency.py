@@ -20,6 +20,7 @@ _PER_DOUBLING = 8
 """Buckets from one power of two to the next."""
 _BOUNDS = range(-16, 9)
 """Exponents of the bounds that Prometheus gets: 15 us to 256 s."""
+# (name in documents, share of the tuples).
 _QUANTILES = (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
 
 

@@ -153,6 +153,7 @@ def _faults(document: PlanDocument) -> Iterator[Fault]:
 
 
 def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]:
+    """Repeated ids and ports, ports of two supervisors of a host, used ports that do not exist."""
     ids = ((node.id, place("supervisors", index, "id")) for index, node in enumerate(supervisors))
     yield from _repeated(ids, "supervisor {} is listed twice")
     owner: dict[tuple[str, int], str] = {}
@@ -183,6 +184,7 @@ def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]
 
 
 def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
+    """Faults inside of a topology; their places are relative to it."""
     components = {*topology.spouts, *topology.bolts}
     for kind, parts in (("spouts", topology.spouts), ("bolts", topology.bolts)):
         for component, part in parts.items():

@@ -18,15 +18,18 @@ import msgspec
 from storm_dagster.model.errors import InvalidRequest
 
 REGISTER_KEY = "topology.serialization.register"
+"""Conf key of the classes that values may have."""
 ATOMIC: frozenset[type] = frozenset((str, int, float, bool, bytes, type(None)))
 """Immutable types of MessagePack: their values are neither copied nor converted."""
 
 _MAX_DEPTH = 64
 """Levels of containers in one value, so that a cycle ends with an error."""
+# Values of these types are not copied.
 _IMMUTABLE = ATOMIC | {date, timedelta, Decimal, UUID}
 _MICROSECOND = timedelta(microseconds=1)
 _MIN_INTEGER = -(1 << 63)
 _MAX_INTEGER = (1 << 64) - 1
+"""Bounds of MessagePack's integers."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -71,6 +74,11 @@ def _take_dataclass(value: Any) -> list[Any]:
 
 
 def _make_dataclass(parts: list[Any]) -> Any:
+    """The object of (name of its class, field, value, field, value, ...).
+
+    Stored fields that the class no longer has are dropped. :class:`InvalidRequest` for a field
+    without a stored value and a default.
+    """
     kind = _class_of(parts[0])
     stored_fields = _make_map(parts[1:])
     # As in `copy`, no code of the class runs. A field that the stored value lacks has its default.
@@ -136,6 +144,7 @@ _FORMS: dict[type, _Form] = {
         lambda parts: parts[0].decode("utf-8", "surrogatepass"),
     ),
 }
+# Code of an extension -> its form.
 _BY_CODE = {form.code: form for form in (*_FORMS.values(), _MAP, _ENUM, _DATACLASS)}
 
 _registered: tuple[str, ...] = ()

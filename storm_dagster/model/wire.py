@@ -19,6 +19,7 @@ MAX_FRAME_CONTAINERS = 1_000_000
 a hundred in memory.
 """
 MAX_REQUEST_BYTES = 1024 * 1024
+"""A larger request to a worker is dropped."""
 
 Bundle = tuple[int | list[int], int, list[list[Any]]]
 """(root, edge, values of one or more tuples). Tuples of a bundle share one edge of one tree. Root

@@ -91,6 +91,7 @@ class SparkBolt(Bolt):
         self._pauses = Backoff(0.1, _MAX_PAUSE_SECS)
         self._session: Any = None
         """Session that the last part of a batch ran in."""
+        # Since the task began, as the metrics batches, failed_batches and bad_rows.
         self._batch_count = 0
         self._failed_count = 0
         self._bad_row_count = 0
@@ -449,6 +450,7 @@ class _BatchRun:
         self.acked_ids: set[int] = set()
         """``id()`` of each acked tuple."""
         self.first_error: Exception | None = None
+        """Error of the first part that raised: that of all tuples if the batch fails as a whole."""
         self.outage: Unavailable | None = None
         """The error of a lost Spark, for which the batch waits."""
 

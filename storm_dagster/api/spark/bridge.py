@@ -38,6 +38,7 @@ _MORE = b"more"
 _END = b""
 """Sent to the worker after the last chunk."""
 _KEEPALIVE_SECS = 2.0
+"""Interval at which a worker that is not ready yet sends a keepalive."""
 _CHUNK_BYTES = 32 * 1024 * 1024
 """Size above which a chunk of several rows is divided."""
 _MAX_CHUNK_BYTES = 60 * 1024 * 1024
@@ -71,6 +72,10 @@ def make_deliver(
     max_bytes = max(chunk_bytes, _MAX_CHUNK_BYTES)
 
     def deliver(frame: Any, batch_id: int) -> None:
+        """Send the rows of a micro-batch to the workers; return when all are acked.
+
+        Raises if a worker gives the batch up, is silent for a minute or cannot be reached.
+        """
         import json as json_
         import logging as logging_
         import os as os_

@@ -100,6 +100,7 @@ def make_chain(
     check_result = _make_result_check()
 
     def run(frame: Any, batch_id: int) -> list[tuple[str, Any]]:
+        """Run the bolts on a micro-batch, in their order; return the tables for the worker."""
         # It runs beside the Spark server, without this module: it imports all that it uses.
         import inspect
         import json as json_

@@ -29,6 +29,7 @@ class CheckpointOwner:
         self._folder = f"{checkpoint.rstrip('/')}/owner"
         self._own_record: dict[str, Any] = {
             "name": f"component {context.component!r} of topology {context.topology_name!r}",
+            # A larger one is that of a newer deployment or assignment.
             "epoch": [int(launched) if launched.isdigit() else 0, context.assignment_version],
             "token": uuid.uuid4().hex,
             "worker": f"task {context.task_id} at {context.host}:{context.port}",

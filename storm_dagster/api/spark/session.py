@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
+# Remedy of a Spark that does not answer.
 _START = "start it, or set topology.spark.remote / spark.master to one that runs"
 _SESSION_LOSS = re.compile(
     "|".join(SESSION_GONE) + "|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
@@ -61,6 +62,7 @@ _TAKEN = re.compile("CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|with same id 
 _MAX_REPORTED = 20
 """Number of errors that one component remembers as reported; others are reported each time."""
 _START_TRIES = 3
+"""Number of times that a query is started while Spark's Python process starts too slowly."""
 _lock = threading.RLock()
 """Guards ``_sessions``: several tasks may open the session at once."""
 _sessions: dict[tuple[str, str, str], Any] = {}

@@ -128,6 +128,7 @@ class SparkSpout(Spout):
         self._archive = spark_session.archive_of(context)
         self._servers = spark_session.cluster_servers_of(context)
         self._owner_task = min(context.component_tasks(context.component))
+        # True if this task owns the query.
         self._owner = context.task_id == self._owner_task
         self._subject = f"component {context.component!r}, task {context.task_id}: {self.source}"
         self._checkpoint_owner = CheckpointOwner(self.checkpoint, context)

@@ -78,7 +78,9 @@ class Daemon:
         self._child: subprocess.Popen[bytes] | None = None
         """Its last process, also after the end of it; ``None`` before the first start."""
         self._record: RunFile | None = None
+        """Run file of this process; ``None`` if it died before it was written."""
         self._started = 0.0
+        """Time of its last start (monotonic clock)."""
         self._start_at: float | None = None
         """Time of its restart (monotonic clock); ``None`` unless its death was noticed."""
 

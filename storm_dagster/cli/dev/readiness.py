@@ -19,6 +19,7 @@ from storm_dagster.nimbus.dagster.transport import queries
 
 NO_DAEMON = "dagster-daemon has not reported yet"
 """Reason of a Dagster that has loaded the code location and only lacks its daemon."""
+# GraphQL with which Dagster loads the code location once more.
 _RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") { __typename } }'
 
 

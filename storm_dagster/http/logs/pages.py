@@ -10,6 +10,7 @@ from storm_dagster.model.errors import InvalidRequest
 PAGE_BYTES = 131_072
 """JStorm's ``log.page.size``."""
 MAX_PAGE_BYTES = 1 << 20
+"""Largest page; a longer one is cut to it."""
 _ENCODINGS = frozenset(
     {
         "utf-8",

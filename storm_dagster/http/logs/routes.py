@@ -33,6 +33,7 @@ from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 
 _CHUNK = 1 << 18
 """Bytes of a file that are read and sent at once."""
+# Values of ``cmd`` of ``/logview``.
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")
 
 _NOT_CACHED = {"Cache-Control": "no-store"}

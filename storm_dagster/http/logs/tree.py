@@ -20,6 +20,7 @@ _MAX_ENTRIES = 10_000
 """Maximum number of entries of one listing, so that its memory is bounded."""
 _FOLDER_SIZE = 4096
 """Size that a listing shows for every folder."""
+# Flags for a folder; ``O_NOFOLLOW``: it must not be a link.
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags for a file. ``O_NONBLOCK``: the open of a named pipe would wait for a writer."""
