@@ -12,7 +12,9 @@ class GatheringBolt(Bolt):
     """Base of bolts that keep tuples and ack them later; not used directly."""
 
     _gathers = True
+    """The worker reads it: the bolt itself acks its tuples later, and anchors its emits."""
     _current_anchors: Any = None
+    """Joint anchor of the batch in process; ``None`` between batches."""
 
     def emit(
         self,
@@ -31,6 +33,7 @@ class GatheringBolt(Bolt):
         return self._current_anchors or []
 
     def _anchor_to(self, tups: list[Tuple] | None) -> None:
+        """Anchor the following emits to these tuples; ``None``: to none."""
         # One joint anchor for all emits of a batch: each of its tuples is visited once.
         if tups and self.auto_anchor:
             self._current_anchors = self._bound().joint(tups)
@@ -52,6 +55,7 @@ class BatchingBolt(GatheringBolt):
     auto_fail: ClassVar[bool] = True
     ticks_between_batches: ClassVar[int] = 1
     _ticks: int = 0
+    """Number of ticks since the last batches."""
 
     def group_key(self, tup: Tuple) -> Any:
         """The group of a tuple; by default there is one."""
@@ -63,6 +67,7 @@ class BatchingBolt(GatheringBolt):
 
     @property
     def _batches(self) -> dict[Any, list[Tuple]]:
+        """Group key -> its waiting tuples; created at the first use, as no __init__ is required."""
         return self.__dict__.setdefault("_waiting", defaultdict(list))
 
     def process(self, tup: Tuple) -> None:

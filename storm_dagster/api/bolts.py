@@ -19,6 +19,7 @@ class AssetEvent(TypedDict, total=False):
     description: str | None
     data_version: str | None
     anchors: Sequence[Any] | None
+    """Tuples that are acked only when Dagster has stored the event; default: that in process."""
 
 
 class DagsterReports:
@@ -104,6 +105,7 @@ class Bolt(Component):
     auto_fail: ClassVar[bool] = True
     """Fail the tuple when ``process`` raises; without it, the tuple times out."""
     async_window: ClassVar[int] = 64
+    """Number of tuples of a task in flight at once, if ``process`` is ``async``."""
     _kind = "bolt"
     _is_full: bool = False
     """True while the bolt accepts no tuple (of blocking bolts).
@@ -252,6 +254,7 @@ class StatefulBolt(Bolt):
     The inputs must be grouped by fields.
     """
     _sink_batches: Any = None
+    """Ids and batches in the task's state log; the worker sets it."""
 
     def process_again(self, tup: Tuple) -> None:
         """Handle a tuple that was applied before.
@@ -276,5 +279,6 @@ class StatefulBolt(Bolt):
     def _once(self, tups: list[Tuple]) -> list[Tuple]:
         if not self.message_id:
             return tups
+        # Of tuples with the same id the last one, at the place of the first.
         by_id = {self._sink_batches.id_of(tup): tup for tup in tups}
         return list(by_id.values())

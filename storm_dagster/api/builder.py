@@ -70,6 +70,11 @@ class TopologyBuilder:
     def _add(
         self, kind: str, component_id: str, component: Any, inputs: Inputs = None, **options: Any
     ) -> Spec:
+        """Add a component, and return its spec, which gets the id as its name.
+
+        Of a spec that is passed only the inputs are replaced; the other options are ignored.
+        :class:`InvalidTopology` for an id in use, and a component of another kind.
+        """
         if component_id in self._specs:
             raise InvalidTopology(
                 f"component id {component_id!r} is used twice: rename one of the two"
@@ -130,6 +135,7 @@ class Topology:
                 if isinstance(value, Spec):
                     attributes[attribute] = value
                 else:
+                    # A subclass removes a component by another value, such as None.
                     attributes.pop(attribute, None)
         specs: dict[str, Spec] = {}
         for attribute, spec in attributes.items():
@@ -154,12 +160,13 @@ class Topology:
 def build_spec(
     specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any], title: str
 ) -> TopologySpec:
-    """Build and check the topology of these components.
+    """Build and check the topology of these components; a spec without a name gets its id.
 
-    Checks ids, at least one spout, that inputs, their streams and their fields exist, that the code
-    can be imported, and that arguments are JSON values. Nimbus makes all other checks, for every
-    client.
+    ``title`` names the topology in errors. Checks ids, at least one spout, that inputs, their
+    streams and their fields exist, that the code can be imported, and that arguments are JSON
+    values. Nimbus makes all other checks, for every client.
     """
+    # ``id()`` of a spec -> its component id: inputs refer to specs.
     names: dict[int, str] = {}
     for component_id, spec in specs.items():
         check_component_id(component_id)

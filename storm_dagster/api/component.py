@@ -13,6 +13,7 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 logger: logging.Logger = logging.getLogger("storm_dagster.component")
 """Logger of component code."""
 
+# Name of a level, of streamparse too -> its number in Python's logging.
 _LEVELS = {
     "trace": 5,
     "debug": 10,
@@ -102,7 +103,9 @@ class Component:
     """
 
     _kind: ClassVar[str] = ""
+    """``spout`` or ``bolt``; empty for a class that is neither."""
     _collector: Collector | None = None
+    """Set by the worker or the harness before ``initialize``."""
     context: Any = None
     """The :class:`TopologyContext` of the task, from before ``initialize`` on."""
     conf: Mapping[str, Any] = {}
@@ -152,6 +155,7 @@ class Component:
 
     @classmethod
     def _require_kind(cls) -> str:
+        """The kind of the class; :class:`InvalidRequest` if it is neither a spout nor a bolt."""
         if not cls._kind:
             raise InvalidRequest(
                 f"{cls.__name__} is neither a Spout nor a Bolt: derive it from one of them"
@@ -168,6 +172,7 @@ class Component:
         """Called when the task closes gracefully, but not when its worker is killed."""
 
     def _bound(self) -> Collector:
+        """The collector; :class:`InvalidRequest` while the component does not run."""
         if self._collector is None:
             raise InvalidRequest(
                 f"{type(self).__name__} is not running: emit, ack and fail work from initialize() "
@@ -228,6 +233,8 @@ class Component:
 
 
 class _Shell(Component):
+    """Base of the components that are multilang programs."""
+
     command: ClassVar[str | Sequence[str] | None] = None
     """The program, such as ``"python"`` or ``["ruby", "-W0"]``."""
     script: ClassVar[str | None] = None
@@ -248,7 +255,7 @@ class _Shell(Component):
 
         ``command`` and ``script`` default to those of the class. The program is started without a
         shell, with the archive's ``resources/`` as its working folder. When it dies or hangs, it is
-        replaced and its tuples are replayed.
+        replaced and its tuples are replayed. Raises :class:`InvalidTopology` without a program.
         """
         if command is None:
             command = cls.command

@@ -69,16 +69,21 @@ class TopologyContext:
         self.archive = archive
         """The unpacked archive of the topology, or ``None`` in a test harness."""
         self._tasks = tasks
+        """Task id -> component id, of the whole topology."""
         self._state_dir = state_dir
         self._state: TaskState | None = None
         self._on_close: list[Callable[[], None]] = []
         """Called by :meth:`close`, to close the files that the worker opened beside the state."""
         self._open_state = open_state
         self._open_positions = open_positions
+        """Opens the store of a source's positions (of a :class:`SourceSpout`)."""
         self._cluster_spark = tuple(cluster_spark)
+        """URLs of the Spark Connect servers that the cluster's conf names."""
         self._owns = owns
+        """True while this process owns the task; ``None``: it always does."""
         self._now_ms = now_ms
         self.assignment_version = assignment_version
+        """Version of the assignment by which the task was opened."""
         self.batch_id = ""
         """Digest of the rows that the function of a :class:`SparkBolt` is called with, in order.
 

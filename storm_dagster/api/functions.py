@@ -33,6 +33,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import FIELD_TYPES, StreamSpec
 
+# Annotations of generators and the like, whose first argument is the type of a yielded value.
 _ITERABLES = (
     Iterator,
     collections.abc.Iterable,
@@ -63,6 +64,7 @@ class _Function:
     _fields: ClassVar[tuple[str, ...]] = ()
     """Parameters that get fields of a tuple: all other parameters without a default."""
     _hints: ClassVar[Mapping[str, Any]] = {}
+    """Annotations of the function by parameter."""
 
     def __init__(self, **args: Any) -> None:
         self._args = args
@@ -166,7 +168,9 @@ class FunctionSpout(_Function, ReliableSpout):
     reliable: ClassVar[bool] = True
     """True if tuples are tracked, and replayed when they fail."""
     _items: Iterator[Any] | None = None
+    """The running generator; ``None`` before the first call and after an error."""
     _last_id = 0
+    """Tuple id of the last tuple that was taken from it."""
 
     def next_tuple(self) -> None:
         """Emit the next tuple of the generator."""
@@ -180,6 +184,7 @@ class FunctionSpout(_Function, ReliableSpout):
             self._items = None
             raise
         if item is None:
+            # The generator has no tuple now, or has ended.
             return
         self._last_id += 1
         values, stream = _values(item)
@@ -285,7 +290,10 @@ def spout(
 def _component(
     base: type[Any], function: Callable[..., Any], outputs: Outputs, **settings: Any
 ) -> Any:
-    """Make a subclass of ``base`` that runs ``function``; it has ``settings``."""
+    """Make a subclass of ``base`` that runs ``function``; it has ``settings``.
+
+    :class:`InvalidTopology` for a function with ``*args``, ``**kwargs`` or positional parameters.
+    """
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):
@@ -354,7 +362,7 @@ def _add_types(outputs: Outputs, hint: Any) -> Outputs:
 
 
 def _results(result: Any) -> Any:
-    """The results of a function, one after the other."""
+    """The results of a function, one after the other: of a generator all that it yields."""
     return result if isinstance(result, types.GeneratorType) else (result,)
 
 

@@ -35,10 +35,15 @@ class Join:
         self.parts: list[dict[str, str]] = [
             {"kind": "from", "stream": stream, "key": key, "with": ""}
         ]
+        """The first stream, and the joins: kind, stream, its field, and the stream joined with."""
         self.fields: list[tuple[str, str, str]] = []
         """(stream or ``""``, field, output name)."""
 
     def _join(self, kind: str, stream: str, key: str, other: str) -> Join:
+        """Add a join, and return the definition itself.
+
+        :class:`InvalidTopology` unless ``other`` is joined already, and ``stream`` is not.
+        """
         streams = [part["stream"] for part in self.parts]
         if other not in streams:
             raise InvalidTopology(
@@ -86,7 +91,9 @@ class JoinBolt(WindowedBolt):
         self._by_component = by == "component"
         self._parts = parts
         self._keys = {part["stream"]: part["key"] for part in parts}
+        """Stream -> the field by which it is joined."""
         self._fields = [(stream, field) for stream, field, _ in fields]
+        """The selected (stream or ``""``, field), in the order of the outputs."""
 
     @classmethod
     def spec(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -109,9 +116,11 @@ class JoinBolt(WindowedBolt):
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Find the fields of every input.
 
-        Raises :class:`InvalidTopology` for a joined or selected field that is missing.
+        Raises :class:`InvalidTopology` for a joined or selected field that is missing, an input
+        that is not joined or not grouped by its field, and a joined stream without an input.
         """
         self._positions: dict[tuple[str, str], dict[str, int]] = {}
+        """(component, stream) -> field -> its place in the values."""
         has_several_tasks = len(context.component_tasks(context.component)) > 1
         part = context.spec.component(context.component)
         for item in part.inputs if part else ():
@@ -146,7 +155,10 @@ class JoinBolt(WindowedBolt):
         self._check_selected(context.component)
 
     def _check_selected(self, component: str) -> None:
-        # A field that no stream has would be None in every row, without any error.
+        """Raise :class:`InvalidTopology` for a selected field that no stream has.
+
+        It would be ``None`` in every row, without any error.
+        """
         for stream, field in self._fields:
             root, _, inner = field.partition(".")
             fields_of = self._candidate_fields(stream)
@@ -171,6 +183,7 @@ class JoinBolt(WindowedBolt):
         return fields_of
 
     def _stream(self, component: str, stream: str) -> str:
+        """The name of an input in the join."""
         return component if self._by_component else stream
 
     def _value(self, tup: Tuple | None, field: str) -> Any:
@@ -206,6 +219,7 @@ class JoinBolt(WindowedBolt):
         for row in rows:
             value = _hashable(self._value(row[other], self._keys[other]))
             matches: Iterable[Tuple | None] = ()
+            # As in SQL, a missing key equals no other one.
             if value is not None:
                 matches = partners.get(value, ())
             if not matches and part["kind"] == "left":

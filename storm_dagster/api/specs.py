@@ -61,7 +61,9 @@ class Stream:
 def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, topology.StreamSpec]:
     """Specs of the ``outputs`` of a component, by stream name.
 
-    ``outputs`` are field names or :class:`Stream` objects.
+    ``outputs`` are field names, a map from them to types, or :class:`Stream` objects; none of them
+    gives no stream. ``owner`` names the component in errors. :class:`InvalidTopology` for a mixture
+    and for a stream that is declared twice.
     """
     if outputs is None:
         return {}
@@ -145,8 +147,10 @@ class Spec:
         self.inputs = inputs
         self.outputs = outputs
         self._code = code
+        """The class, or ``"module:Class"``; ``None`` for a program."""
         self._args = dict(args or {})
         self._shell = tuple(shell) if shell is not None else None
+        """Command line of a multilang program; ``None`` for a class."""
 
     def __getitem__(self, stream: str) -> StreamOf:
         return StreamOf(self, stream)
@@ -178,6 +182,7 @@ class Spec:
         )
 
     def _object(self, owner: str) -> topology.ComponentObject:
+        """The name of the class with its arguments, checked, or the program."""
         if self._shell is not None:
             return topology.ComponentObject(shell=self._shell)
         args = _json_map(self._args, f"{owner}: args")
@@ -188,6 +193,7 @@ class Spec:
         )
 
     def _inputs(self, owner: str, names: Mapping[int, str]) -> Iterable[topology.InputSpec]:
+        """The inputs, with component ids in place of specs (``names``: as in ``to_component``)."""
         pairs = self._source_groupings()
         if self.kind == "spout" and pairs:
             raise InvalidTopology(f"{owner} has inputs: spouts have none, make it a Bolt")
@@ -228,7 +234,10 @@ class Spec:
 
 
 def _json_map(value: Mapping[str, Any], subject: str) -> dict[str, Any]:
-    """A copy of the map as JSON restores it; ``subject`` names the map in errors."""
+    """A copy of the map as JSON restores it; ``subject`` names the map in errors.
+
+    :class:`InvalidTopology` for keys that are not strings, and values that JSON cannot hold.
+    """
     if not all(isinstance(key, str) for key in value):
         raise InvalidTopology(f"{subject}: keys must be strings, got {list(value)!r:.80}")
     try:

@@ -123,6 +123,7 @@ class ReliableSpout(Spout):
         """As :meth:`Spout.emit`; the tuple is kept until it is acked."""
         if tup_id is None:
             raise ValueError("a ReliableSpout needs a tup_id for every tuple: pass tup_id=...")
+        # Before the emit: a tuple whose emit raises fails, and is replayed from here.
         self.unacked_tuples[tup_id] = (tup, stream, direct_task, need_task_ids)
         task_ids = super().emit(tup, tup_id, stream, direct_task, need_task_ids)
         # A copy: the spout may reuse its own lists.
@@ -145,11 +146,15 @@ class ReliableSpout(Spout):
         So a tuple does not become a dead letter when many workers are replaced one after the other.
         """
         if tup_id in self.unacked_tuples:
+            # ``fail`` adds it again.
             self.failed_tuples[tup_id] -= 1
         self.fail(tup_id)
 
     def fail(self, tup_id: Any) -> None:
-        """Replay the tuple; after ``max_fails`` failures it becomes a dead letter."""
+        """Replay the tuple; after ``max_fails`` failures it becomes a dead letter.
+
+        A tuple that is unknown or finished has no effect but a warning in the log.
+        """
         saved_emit = self.unacked_tuples.get(tup_id)
         if saved_emit is None:
             self.logger.warning("tuple %r failed, but is unknown or finished", tup_id)

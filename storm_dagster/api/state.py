@@ -21,7 +21,9 @@ class StateChanges:
     values: Mapping[str, bytes]
     """Key -> encoded value."""
     removed: tuple[str, ...] = ()
+    """Keys that are deleted."""
     applied: tuple[str, ...] = ()
+    """Ids that count as applied from now on."""
     forgotten: tuple[str, ...] = ()
     """Ids that no longer count as applied, also if they are in ``applied``."""
     clears: bool = False
@@ -89,6 +91,7 @@ class TaskState:
         self.path: Path = store.path
         """Folder of the state."""
         self._open_store: StateStore | None = store
+        """``None`` after :meth:`close`."""
         self._lock = threading.RLock()
 
     @property

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 MIN_PAUSE_MS = 500
 MAX_PAUSE_MS = 10_000
+"""The pause between two retries grows from the smaller to the larger one."""
 REPORT_MS = 60_000
 """Milliseconds between two reports of one kind."""
 
@@ -25,17 +26,24 @@ class TargetRetries:
         self._bolt = bolt
         self._pauses_ms = Backoff(MIN_PAUSE_MS, MAX_PAUSE_MS)
         self._report_at: dict[str, int] = {}
+        """Kind of report -> time from which on it may be reported once more."""
         self.since_ms: int = 0
         """Time of the first failure, in milliseconds since 1970; 0 while the target answers."""
 
     def is_due(self) -> bool:
-        """True if the pause is over, and the task still belongs to this process."""
+        """True if the pause is over, and the task still belongs to this process.
+
+        Without a pause it is always over.
+        """
         context = self._bolt.context
         # The new owner of a task that moved retries.
         return context.now_ms() >= self._bolt._room_at and context.may_write()
 
     def wait(self, pause_ms: int | None = None) -> None:
-        """Retry after ``pause_ms``; by default the pause doubles from 0.5 s to 10 s."""
+        """Make the bolt full, and the retry due after ``pause_ms``.
+
+        By default the pause doubles from 0.5 s to 10 s.
+        """
         bolt = self._bolt
         now = bolt.context.now_ms()
         self.since_ms = self.since_ms or now
@@ -51,7 +59,7 @@ class TargetRetries:
         self.since_ms = 0
 
     def may_report(self, kind: str) -> bool:
-        """True once a minute for each kind of report."""
+        """True once a minute for each kind of report: a true result counts as its report."""
         now = self._bolt.context.now_ms()
         if now < self._report_at.get(kind, 0):
             return False

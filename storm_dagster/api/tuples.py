@@ -9,6 +9,7 @@ import msgspec
 
 TICK_STREAM = "__tick"
 SYSTEM_TASK = -1
+"""Task id of the sender of ticks and other tuples of the system."""
 
 
 class Values(list[Any]):
@@ -18,6 +19,7 @@ class Values(list[Any]):
     """
 
     __slots__ = ()
+    # The form in which copies and messages have it (``model.values``).
     travels_as = list
     _fields: ClassVar[tuple[str, ...]] = ()
 
@@ -91,6 +93,7 @@ class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
     values: Any
     """Values in the order of the stream's fields, which are attributes too: ``tup.values.word``."""
     _tree: Any = None
+    """Its place in the trees of spout tuples; only for the worker."""
 
     def __repr__(self) -> str:
         return (
@@ -105,6 +108,10 @@ _next_number = count(1).__next__
 
 
 def _id_of(tup: Tuple) -> Any:
+    """The id of a tuple, which gets one at the first access.
+
+    A number is returned as a :class:`TupleId`, text unchanged.
+    """
     number = _STORED_ID.__get__(tup)
     if type(number) is not int:
         return number

@@ -15,12 +15,14 @@ LATE_FIELDS = ("late_tuple", "component", "stream")
 """Fields of the stream of late tuples: the values of the tuple (a list), and its sender."""
 
 _PREFIX = "topology.bolts."
+"""Prefix of Storm's conf keys of windows."""
 
 
 def _count_or_ms(subject: str, count: int | None, secs: float | None) -> tuple[str, int]:
     """Unit, the last part of a conf key, and number of a length.
 
-    ``subject`` names the length in errors.
+    ``subject`` names the length in errors. :class:`InvalidTopology` unless exactly one of the two
+    is given, and is at least one tuple or one millisecond.
     """
     if (count is None) == (secs is None):
         raise InvalidTopology(f"{subject} is a number of tuples or a time: give one of the two")
@@ -49,6 +51,7 @@ class Window:
     conf: Mapping[str, Any]
     """Equivalent conf keys (Storm's)."""
     key: str | None = None
+    """Field of a session's key; ``None``: all tuples are in the same sessions."""
 
     @staticmethod
     def tumbling(*, count: int | None = None, secs: float | None = None) -> Window:
@@ -143,13 +146,16 @@ class WindowedBolt(GatheringBolt):
 
     window: ClassVar[Window | None] = None
     timestamp_field: ClassVar[str | None] = None
+    """Field with the time of a tuple; ``None``: the time of its arrival."""
     lag_secs: ClassVar[float] = 0
+    """Time by which a tuple's stamp may be behind newer ones without being late."""
     watermark_secs: ClassVar[float | None] = None
     """Pause between two watermarks; 1 s by default."""
     idle_secs: ClassVar[float | None] = None
     """Silence of a sending task after which the watermark ignores it; 10 s by default."""
     late_stream: ClassVar[str | None] = None
     window_tries: ClassVar[int | None] = None
+    """Tries after which a window that raises is dropped; ``None``: never."""
     message_id: ClassVar[str | Sequence[str] | None] = None
     """Fields whose values are the id of a tuple on its stream.
 
@@ -198,6 +204,7 @@ class WindowedBolt(GatheringBolt):
         The stream of late tuples is added to the outputs.
         """
         if window is not None:
+            # None removes the class's own keys of a window below, if it is another kind.
             class_keys = [
                 key for key in cls.component_config({}) if key.startswith(f"{_PREFIX}window.")
             ]

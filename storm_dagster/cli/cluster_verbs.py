@@ -38,6 +38,7 @@ from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavai
 
 
 def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool) -> None:
+    """Print the addresses of a cluster that is ready, and how to end it."""
     if invocation.json:
         print_json({"home": str(invocation.home), **cluster.model_dump(mode="json")})
         return
@@ -65,6 +66,7 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
     sys.stdout.flush()
 
 
+# Options of the cluster's size, which a dry run prints.
 _SIZE = ("supervisors", "slots", "nimbuses", "zookeepers", "spark_workers", "ports")
 
 
@@ -182,6 +184,7 @@ def stop(invocation: Invocation) -> None:
         document = {"dry_run": True, "home": str(home), "processes": running}
         print_answer(invocation.json, document, "role id pid", running, title="would end")
         return
+    # For the number of ended processes only.
     before = family(home, RunFile.read_all(home))
     with Steps(f"ending the cluster in {home}", quiet=invocation.json) as steps:
         for record in records:
@@ -212,8 +215,20 @@ def stop(invocation: Invocation) -> None:
 @verb("status")
 def status(invocation: Invocation) -> None:
     """Show the processes, leader, nimbuses, supervisors and topologies of a cluster."""
+    cluster = ClusterFile.read(invocation.home) if invocation.conf_dir is None else None
+    document = _status_document(invocation, cluster)
+    if invocation.json:
+        print_json(document)
+    else:
+        _print_status(invocation, cluster, document)
+
+
+def _status_document(invocation: Invocation, cluster: ClusterFile | None) -> dict[str, Any]:
+    """The document of ``status``; ``cluster`` is that of HOME, if one runs there.
+
+    Its lists are empty, and ``problem`` says why, if the leader cannot be asked.
+    """
     home = invocation.home
-    cluster = ClusterFile.read(home) if invocation.conf_dir is None else None
     states: list[tuple[RunFile, ProcessState]] = [
         (record, state_of(record)) for record in RunFile.read_all(home)
     ]
@@ -259,9 +274,15 @@ def status(invocation: Invocation) -> None:
     if worst_result is not None:
         state, text, remedy = worst_result
         document["dagster"] = {"state": state, "found": text, "mend": remedy or None}
-    if invocation.json:
-        print_json(document)
-        return
+    return document
+
+
+def _print_status(
+    invocation: Invocation, cluster: ClusterFile | None, document: dict[str, Any]
+) -> None:
+    """Print the document of ``status`` for people."""
+    home = invocation.home
+    rows = document["processes"]
     if not rows and document["leader"] is None and invocation.conf_dir is None:
         click.echo(f"no cluster runs in {home}: start one with `storm-dagster dev`")
         return
@@ -281,7 +302,8 @@ def status(invocation: Invocation) -> None:
     if dagster and dagster["state"] != "ok":
         click.echo(plain(f"Dagster: {dagster['found']}: {dagster['mend']}"))
     if not document["healer"]:
-        click.echo(healing_sensor(home, armed=False)[1])
+        _, text = healing_sensor(home, armed=False)
+        click.echo(text)
     _print_members(document)
     print_table("topologies", "name status workers tasks uptime", document["topologies"])
     print_operations(document["operations"])

@@ -33,6 +33,7 @@ from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token, standa
 log: logging.Logger = logging.getLogger(__name__)
 _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _LISTEN = {"host", "port", "ui_port"}
+"""Options of the address of a Spark master or worker."""
 _SPARK_OPTIONS = {
     "connect": {"warm_up"},
     "master": _LISTEN,
@@ -100,6 +101,10 @@ def _serve(
     daemon_id: str | None,
     run: Callable[[ClusterConf, Path, str, threading.Event], int],
 ) -> int:
+    """Prepare a daemon, and call ``run(conf, home, id, stop)``; returns its exit code.
+
+    Without ``daemon_id`` it is the id of this host's daemon.
+    """
     conf, home = _prepare(invocation)
     name = daemon_id or _default_id(conf, home, role)
     configure_daemon_logging(home, role, name, conf)
@@ -108,7 +113,7 @@ def _serve(
 
 
 def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
-    """Id that this host's daemon got at its first start.
+    """Id that this host's daemon got at its first start, or a new one, which is stored in HOME.
 
     Assignments and blobs refer to it.
     """
@@ -128,7 +133,10 @@ def _become(
     env: dict[str, str] | None = None,
     id: str = "0",
 ) -> NoReturn:
-    """Replace this process by ``command``, with the same pid and run file."""
+    """Replace this process by ``command``, with the same pid and run file.
+
+    ``env`` is its whole environment, by default that of this process.
+    """
     RunFile.write(home, role, id, ports)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -173,6 +181,10 @@ def zookeeper(
 
 
 def _secure_nodes(invocation: Invocation) -> None:
+    """Close the cluster's nodes to others than its user, and print their number.
+
+    :class:`InvalidRequest` if the cluster has no user in ZooKeeper.
+    """
     from storm_dagster.cli.output import print_line
     from storm_dagster.zk.root import secure_root
     from storm_dagster.zk.storm_cluster_state import open_session
@@ -255,6 +267,7 @@ def spark(
     secret: dict[str, str] = {}
     if master.startswith("spark://"):
         secret["spark.authenticate.secret"] = standalone_secret(conf, home)
+    # Files of a server that was killed; those of one that runs are in use.
     if not any(record.role == "spark" and record.alive() for record in RunFile.read_all(home)):
         sweep_local_dir(home / "spark")
     command = spark_connect_command(
@@ -272,7 +285,10 @@ def spark(
 def _become_part(
     conf: ClusterConf, home: Path, role: Literal["master", "worker"], options: dict[str, Any]
 ) -> NoReturn:
-    """Replace this process by a master or worker of a Spark cluster."""
+    """Replace this process by a master or worker of a Spark cluster.
+
+    :class:`InvalidRequest` if a worker has no master, :class:`Conflict` if the same part runs.
+    """
     from storm_dagster.spark.server import (
         standalone_command,
         standalone_environment,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from storm_dagster.core.invariants.snapshot import Violation
 
 _SPARK_SECS = 20.0
+"""Time in which Spark must return its version."""
 _MAX_TOPOLOGIES = 50
 """Number of topologies whose problems are read."""
 
@@ -72,6 +73,7 @@ def _java(invocation: Invocation) -> Iterator[HealthResult]:
     yield "ok", f"{java}, version {java_version(java)}", ""
 
 
+# Packages whose versions are shown, and without which a cluster cannot run.
 _PACKAGES = (
     "dagster",
     "dagster-webserver",
@@ -160,7 +162,7 @@ def _cluster_ports(invocation: Invocation) -> set[int]:
                 ports.add(int(port))
     for row in cluster.get("supervisors", ()):
         ports.update(row["ports"])
-    # Ports of the cluster's conf; checks of their services test whether they respond.
+    # Ports of the cluster's conf: other checks test whether their services respond.
     urls = [
         *conf["storm.zookeeper.servers"],
         conf.get("spark.remote"),
@@ -213,6 +215,7 @@ def _spark(invocation: Invocation) -> Iterator[HealthResult]:
 
 
 def _names_no_cluster(invocation: Invocation) -> bool:
+    """True if no cluster runs in HOME, and neither the conf nor an option names another one."""
     if invocation.conf_dir is not None or invocation.conf.origins["nimbus.seeds"] != "default":
         return False
     return ClusterFile.read(invocation.home) is None
@@ -236,6 +239,7 @@ def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
                 )
             if cluster.get("alarm"):
                 yield "warning", f"healing pauses: {cluster['alarm']}", "storm-dagster status"
+            # Topologies with tasks that do not run first: only some are read.
             rows.sort(key=lambda row: not row["not_running"])
             for name in (row["name"] for row in rows[:_MAX_TOPOLOGIES]):
                 for problem in nimbus.get(f"/v1/topologies/{name}").get("problems", ()):
@@ -282,6 +286,7 @@ def _clock(invocation: Invocation) -> Iterator[HealthResult]:
 
 
 def _disk(invocation: Invocation) -> Iterator[HealthResult]:
+    # Of a HOME that does not exist yet, the folder in which it will be created.
     folder = invocation.home
     while not folder.exists():
         folder = folder.parent
@@ -305,6 +310,7 @@ def _disk(invocation: Invocation) -> Iterator[HealthResult]:
         yield "ok", f"{free:.0f} GiB free in {folder}", ""
 
 
+# Name of a check -> the function that yields its results, in the order of the output.
 _CHECKS: dict[str, Callable[[Invocation], Iterator[HealthResult]]] = {
     "system": _system,
     "Java": _java,
@@ -325,8 +331,9 @@ _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
 def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
     """Print the violations of invariants.
 
-    Returns the exit code, which is 6 if there is a violation. Processes are inspected if HOME
-    belongs to this machine's cluster. :class:`Unavailable` without a cluster.
+    Returns the exit code, which is 6 if there is a violation that lasts for ``stable_secs``.
+    Processes are inspected if HOME belongs to this machine's cluster. :class:`Unavailable` without
+    a cluster.
     """
     from storm_dagster.client.blobs import NimbusBlobClient
     from storm_dagster.core.invariants.rules import RULES
@@ -394,6 +401,7 @@ def _no_planner(batch: Any) -> Any:
 
 
 def _is_conf_broken(findings: list[dict[str, Any]]) -> bool:
+    """True if the conf could not be read, so that checks that need it would repeat its error."""
     return any(row["check"] == "conf" and row["state"] == "broken" for row in findings)
 
 

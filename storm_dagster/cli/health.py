@@ -31,7 +31,7 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
 
     It is the Dagster of ``dagster.graphql.*``. Uses nimbus's credentials; each query has
     ``timeout`` seconds. The first result is the worst; the advice on its settings comes last.
-    Without a configured Dagster there are no results.
+    Without a configured Dagster there are no results. Errors are results, too: none is raised.
     """
     try:
         access = DagsterAccess.of(conf)
@@ -51,6 +51,7 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
         return
     try:
         if document["data"]["runsOrError"]["__typename"] != "Runs":
+            # Reported as any other response that is not as expected.
             raise KeyError(document["data"]["runsOrError"])
         instance: dict[str, Any] = document["data"]["instance"]
         rows: list[dict[str, Any]] = instance["daemonHealth"]["allDaemonStatuses"]
@@ -108,9 +109,10 @@ def uptime(record: RunFile) -> float:
 
 
 def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], str]:
-    """State of the healing sensor.
+    """State of the healing sensor, and a text about it.
 
-    Right after ``dev`` it is not expected to be armed yet.
+    ``armed`` is true if the cluster has a healer. Right after ``dev`` in ``home`` the sensor is not
+    expected to be armed yet.
     """
     if armed:
         return "ok", "healing sensor armed"
@@ -121,9 +123,9 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
 
 
 def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[str]:
-    """Advice about processes that are frozen or dead.
+    """A line for each frozen process, and for a dead ``dev`` whose cluster still lives.
 
-    Empty if all are healthy.
+    Empty if there is neither.
     """
     processes = list(states)
     is_anything_alive = any(state != "dead" for _, state in processes)

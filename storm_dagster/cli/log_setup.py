@@ -14,11 +14,13 @@ from storm_dagster.model.json_logs import JsonFormatter
 
 QUIET_STDERR = "STORM_DAGSTER_LOG_FILES_ONLY"
 """Environment variable that ``dev`` sets for its daemons, which then log to files alone."""
+# Libraries whose records below a warning are left out of every log.
 _NOISY = ("httpx", "httpcore", "kazoo", "asyncio", "urllib3", "py4j", "uvicorn.access")
 
 
 @functools.cache
 def _formatter(*, colors: bool) -> logging.Formatter:
+    """The formatter of logs for people."""
     import structlog
 
     stamp = structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%fZ", utc=True)
@@ -79,7 +81,8 @@ def configure_daemon_logging(
     """Configure the log of a daemon, to a file and standard error.
 
     The file is ``HOME/logs/<role>-<id>.log``. It is rotated at 10 MiB, with 3 backups.
-    ``conf`` has ``storm.log.level`` and ``storm.log.format``.
+    ``conf`` has ``storm.log.level`` and ``storm.log.format``. Standard error gets the records from
+    ``stderr_level`` on, and none in a daemon of ``dev``.
     """
     as_json: logging.Formatter | None = None
     if conf["storm.log.format"] == "json":

@@ -15,7 +15,9 @@ from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.security.settings import Security
 
 _MAX_BYTES = 512 * 1024
+"""Bytes at the end of a log in which its last lines are searched."""
 _PAGE = 1 << 20
+"""Bytes that one read returns at most; the log view of a supervisor has the same limit."""
 _HEAD = 17
 """Bytes before a page's own: 16 digits of the file's size, and a newline."""
 
@@ -56,6 +58,7 @@ class SupervisorLog:
         self.place: str = f"{base}/api/v1/log?file={topology_id}%2F{port}%2Fworker.log"
 
     def _page(self, **query: Any) -> bytes:
+        """The response of the log view: the size of the log, and the bytes that ``query`` names."""
         try:
             response = self._http.get(
                 f"{self._base}/logview", params={"cmd": "showLog", "log": self._log, **query}
@@ -97,7 +100,8 @@ def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict
     """The logs of a topology's workers, by host and port.
 
     They are those of the current deployment, else those on this machine of the newest one. Logs of
-    other hosts are read through their supervisors. Each row has ``source``, a :class:`LogSource`.
+    other hosts are read through their supervisors. Each row has ``host``, ``port`` and ``source``,
+    a :class:`LogSource`. A worker whose supervisor has no log service is left out.
     """
     folder = invocation.home / "logs" / "workers"
     local = str(invocation.conf["storm.local.hostname"])
@@ -129,9 +133,10 @@ def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict
 
 
 def _logs_on_disk(folder: Path, name: str, local: str) -> list[dict[str, Any]]:
-    """Logs on this machine.
+    """Logs on this machine of a topology's newest deployment, by its name, or of one by its id.
 
-    They stay when the topology is killed or the cluster is down.
+    They stay when the topology is killed or the cluster is down. ``folder`` has a folder for each
+    deployment, ``local`` is the name of this host.
     """
     pattern = re.compile(rf"{re.escape(name)}(-[0-9]+-[0-9]+)?")
     deployments = [path for path in folder.glob("*") if pattern.fullmatch(path.name)]
@@ -146,9 +151,9 @@ def _logs_on_disk(folder: Path, name: str, local: str) -> list[dict[str, Any]]:
 
 
 def _print_logs(sources: dict[str, LogSource], count: int, follow: bool) -> None:
-    """Print the last lines of each log.
+    """Print the last lines of each log, each after the label of the log.
 
-    With ``follow`` also new lines, until Ctrl-C.
+    With ``follow`` also new lines, until Ctrl-C. A log that cannot be read now is tried once more.
     """
     offsets: dict[str, int] = {}
     for label, source in sources.items():

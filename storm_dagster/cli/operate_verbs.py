@@ -49,10 +49,15 @@ def _change_blacklist(
     drain: bool = False,
     wait_secs: int | None = None,
 ) -> None:
+    """Add or remove hosts (``action``), and print the list; with ``drain`` also move their tasks.
+
+    ``wait_secs`` is the silence before tasks move, and :class:`InvalidRequest` without ``drain``.
+    """
     if wait_secs is not None and not drain:
         raise InvalidRequest(
             "-w is the silence before tasks move, and none do: give --drain as well"
         )
+    # Further fields of the JSON document: ``drained`` topologies, ``empty`` hosts.
     more: dict[str, Any] = {}
     with (
         invocation.nimbus() as nimbus,
@@ -145,9 +150,9 @@ def _blobs(invocation: Invocation, nimbus: NimbusClient) -> NimbusBlobClient:
 
 
 def _check_users_key(nimbus: NimbusClient, key: str, doing: str) -> None:
-    """Refuse the key of a blob of a topology or submission.
+    """Refuse the key of a blob of a topology or submission, which users must not change.
 
-    Users must not change these.
+    ``doing`` is ``stored`` or ``deleted``. A blob of a topology that is gone may be deleted.
     """
     check_blob_key(key)
     topology_id = id_of_blob_key(key)
@@ -264,6 +269,7 @@ def blob_delete(invocation: Invocation, key: str) -> None:
 
 # -- tokens for clients that cannot sign requests, such as curl, Prometheus and browsers -----------
 
+# Unit of an expiry -> its seconds.
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
 

@@ -29,9 +29,13 @@ class Invocation:
     """One call of a verb: its cluster, and the form of its output."""
 
     home: Path
+    """HOME: ``--home``, else ``STORM_DAGSTER_HOME``, else ``./.storm-dagster``."""
     conf_dir: Path | None = None
+    """``--conf-dir``: the cluster is that of its storm.yaml, and not that of HOME."""
     overrides: dict[str, Any] = field(default_factory=dict)
+    """Values of ``-c``."""
     json: bool = False
+    """True if the output is one JSON document."""
     dry_run: bool = False
     wait: bool = True
 
@@ -58,6 +62,7 @@ class Invocation:
         )
 
     def _require_cluster(self) -> None:
+        """Raise :class:`Unavailable` if no cluster exists to wait for: see :meth:`nimbus`."""
         if self.conf_dir is None and any(record.alive() for record in RunFile.read_all(self.home)):
             return
         seeds = seed_urls(self.conf)
@@ -213,6 +218,7 @@ class _Verbs(click.Group):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Moves the options before the verb after it, where its own parser takes them.
         common: list[str] = []
         words = list(args)
         while words and words[0].startswith("-") and words[0] not in ("-h", "--help"):

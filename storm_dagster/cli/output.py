@@ -12,8 +12,9 @@ import click
 
 from storm_dagster.model.operation_text import operation_text
 
+# Control characters but tab and line feed.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# JSON itself escapes those below.
+# Control characters after ASCII. JSON itself escapes those below.
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
@@ -147,17 +148,24 @@ class Steps:
 
     def __init__(self, title: str, *, quiet: bool = False) -> None:
         self._title = title
+        """Empty once it is printed."""
         self._quiet = quiet
         self._started = time.monotonic()
         self._last_end = self._started
+        """Time when the last step ended."""
         self._running: dict[str, float] = {}
+        """Running step -> its begin."""
         self._detail: dict[str, str] = {}
+        """Running step -> its progress."""
         self._unprinted: list[str] = []
+        """Lines of steps that ended in the first second."""
         self._lock = threading.Lock()
+        """Guards all of these: steps end in threads of the caller, and ``_tick`` has its own."""
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._live = sys.stderr.isatty()
         self._drawn = False
+        """True while the terminal's last line shows the running steps."""
 
     def __enter__(self) -> "Steps":
         if not self._quiet:
@@ -196,7 +204,10 @@ class Steps:
             self._line(f"  {step:<28}{seconds:6.1f} s{suffix}")
 
     def on_step(self, step: str, state: str) -> None:
-        """Progress callback of :mod:`storm_dagster.client`."""
+        """Progress callback of :mod:`storm_dagster.client`.
+
+        ``state`` is a status of Dagster, or the progress of the step in words.
+        """
         if state in ("SUCCESS", "FAILURE", "SKIPPED"):
             self.done(step, "" if state == "SUCCESS" else state.lower())
         elif state in ("STARTED", "STARTING", "IN_PROGRESS"):
@@ -206,11 +217,13 @@ class Steps:
 
     # -- drawing, always under the lock ------------------------------------------------------------
     def _clear(self) -> None:
+        """Remove the line of the running steps, if it is shown."""
         if self._drawn:
             click.echo("\r\x1b[K", err=True, nl=False)
             self._drawn = False
 
     def _line(self, text: str) -> None:
+        """Print a line, but in the first second of the call keep it."""
         if self._quiet:
             return
         self._unprinted.append(plain(text))
@@ -218,6 +231,7 @@ class Steps:
             self._release()
 
     def _release(self) -> None:
+        """Print the lines that were kept."""
         self._clear()
         if self._unprinted:
             self._print_title()
@@ -241,6 +255,7 @@ class Steps:
         return plain(", ".join(parts))
 
     def _tick(self) -> None:
+        """Body of the thread: show the running steps until the end."""
         last_line = self._started
         while not self._end.wait(0.2):
             now = time.monotonic()

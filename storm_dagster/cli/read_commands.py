@@ -261,6 +261,7 @@ def dead_letters(
     if replay:
         path = f"{path}/replay"
         method = "POST"
+    # Both take all dead letters, and not one page.
     is_whole = replay or export is not None
     page_size = 1000 if is_whole else limit
     letters: list[dict[str, Any]] = []
@@ -323,6 +324,7 @@ def _letter_row(letter: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_placements(document: dict[str, Any]) -> None:
+    """Print the placements of one plan: a table for each topology, and the durations."""
     for name, outcome in document["topologies"].items():
         error = outcome.get("error")
         reason = f" ({error['message']})" if error else ""
@@ -437,8 +439,9 @@ def _print_loads(document: dict[str, Any]) -> None:
             for kind, latency in latencies:
                 loads.append({**part, **latency, "component": component, "latency": kind})
         for partition, lag in part.get("lag_by_partition", {}).items():
+            records, seconds = lag
             row = {"component": component, "partition": partition}
-            lags.append({**row, "records": lag[0], "seconds": lag[1]})
+            lags.append({**row, "records": records, "seconds": seconds})
     if loads:
         columns = "component waiting capacity lag latency p50_ms p95_ms p99_ms"
         print_table("components", columns, loads)

@@ -23,7 +23,9 @@ from storm_dagster.model.names import check_blob_key
 from storm_dagster.security.settings import SILENT_SECS, Security
 
 _CHUNK = 1 << 16
+"""Bytes of a response that are read at once."""
 _SPOOL = 8 << 20
+"""Size above which the content of a blob is kept on disk."""
 _WRITE_SECS = 30.0  # Of these a nimbus waits up to 20 for copies.
 
 
@@ -40,7 +42,10 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     leader_url: Callable[[], str] | str
     _: KW_ONLY
     epoch: Callable[[], int | None] | int | None = None
-    """Sent with every write: a run whose leader was deposed gets ``Fenced``."""
+    """Epoch of the leader that started the run, or a function that returns it.
+
+    It is sent with every write: a run whose leader was deposed gets ``Fenced``.
+    """
     min_replication: int | None = None
     """Number of nimbuses that must hold a blob before a write is acknowledged."""
     allow_degraded: bool = False
@@ -75,7 +80,10 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     def put(
         self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
     ) -> BlobMeta:
-        """Store a blob at the leader; it is acknowledged after the minimum replication."""
+        """Store a blob at the leader; it is acknowledged after the minimum replication.
+
+        The leader refuses a content whose hash is not ``expected_sha256``.
+        """
         check_blob_key(key)
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
             digest = hashlib.sha256()
@@ -116,12 +124,14 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     def open(self, key: str) -> Iterator[BinaryIO]:
         """Open the verified content as a seekable stream.
 
-        Large content is kept on disk.
+        Large content is kept on disk. Raises :class:`KeyNotFound` for no such blob, and
+        :class:`Corrupt` if the content does not have its hash.
         """
         check_blob_key(key)
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
 
             def fetch(base: str) -> httpx.Response:
+                # An earlier try may have written a part of the content.
                 spool.seek(0)
                 spool.truncate()
                 digest = hashlib.sha256()
@@ -201,7 +211,10 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     def _repeat(
         self, doing: str, request: Callable[[str], httpx.Response], *, key: str | None = None
     ) -> httpx.Response:
-        """Send a request until it has a good response, or raise the typed error."""
+        """Send a request until it has a good response, or raise the typed error.
+
+        ``key`` is the blob that must exist: a response to HEAD has no text that names it.
+        """
         return call_leader(
             self._leader,
             request,

@@ -23,6 +23,7 @@ from storm_dagster.model.requests import check_request
 from storm_dagster.model.verbs import VERBS, Verb
 
 _AT_ONCE = 8
+"""Number of topologies that ``drain_hosts`` moves at the same time."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,13 @@ class Change:
 
     name: str
     id: str | None = None
+    """Topology id; ``None`` for a submission without a wait."""
     status: str | None = None
+    """Status of the topology, after a wait the one that it then has."""
     run_id: str | None = None
+    """Dagster run of the change; ``None`` if it has none."""
     seconds: float = 0.0
+    """Duration of the call."""
     upgrade: Mapping[str, Any] | None = None
     """State of the upgrade (as in ``show --json``); ``None`` if none is under way."""
     conf: Mapping[str, Any] | None = None
@@ -94,6 +99,7 @@ def change_topology(
     body = request.model_dump(mode="json", exclude_unset=True)
     if row.brings_code:
         nimbus = nimbus.accepting_fewer(body.get("allow_degraded", False))
+        # Raises NotAlive before the code is packed and uploaded.
         nimbus.get(path)
         body.setdefault("token", uuid.uuid4().hex)
         if target is not None:
@@ -107,10 +113,12 @@ def change_topology(
                 progress=progress,
             )
             body["handle"] = uploaded.handle
+    # Not repeated after a broken connection: the change may have been made.
     answer = nimbus.post(f"{path}/{verb}", body, repeat=False, launches=True)
     topology: Mapping[str, Any] = {}
     if request.dry_run:
         if "handle" in body:
+            # Nothing uses the upload after a dry run.
             nimbus.request("DELETE", f"/v1/uploads/{body['handle']}")
     elif wait:
         deadline = started + timeout + body.get("wait_secs", 0)
@@ -143,7 +151,9 @@ def _wait_for_effect(
 ) -> Mapping[str, Any]:
     """Wait for the run and the effect of an accepted change.
 
-    Return the document of the topology, which has the status ``KILLED`` if the topology is gone.
+    ``answer`` is the response to the change, ``name`` the topology's name or id. Return the
+    document of the topology, which has only the status ``KILLED`` if the topology is gone. Raises
+    the error of the run, and :class:`Unavailable` at the deadline.
     """
     if answer.get("run_id"):
         wait_for_run(nimbus, answer["run_id"], deadline=deadline, progress=progress)
@@ -171,7 +181,10 @@ def _status_of(topology: Mapping[str, Any] | None) -> str | None:
 
 
 def topologies_on(nimbus: NimbusClient, hosts: Collection[str]) -> list[str]:
-    """Names of the topologies that have workers on one of the hosts, sorted."""
+    """Names of the topologies that have workers on one of the hosts, sorted.
+
+    A topology that ends while the list is read has none.
+    """
     names: list[str] = []
     for row in nimbus.get("/v1/topologies")["topologies"]:
         topology = find_topology(nimbus, row["name"]) or {}
@@ -193,6 +206,7 @@ def drain_hosts(
     """
 
     def move(name: str) -> str | None:
+        """Rebalance a topology, and return the reason why that failed; ``None`` without one."""
         try:
             change_topology(nimbus, name, verb="rebalance", wait=wait, **options)
         except NotAlive:

@@ -34,7 +34,8 @@ class CommandResult:
     def check(self) -> "CommandResult":
         """Return itself if the exit code is 0.
 
-        Else raise the typed error that the command printed.
+        Else raise the typed error that the command printed as JSON, or without one a
+        :class:`StormDagsterError` with the end of its output.
         """
         if self.code == 0:
             return self
@@ -54,9 +55,11 @@ def run_cli(
     env: Mapping[str, str] | None = None,
     timeout: float = 330.0,
 ) -> "CommandResult":
-    """Run ``storm-dagster ARGS`` with this interpreter.
+    """Run ``storm-dagster ARGS`` with this interpreter, and wait for its end.
 
-    ``home`` becomes STORM_DAGSTER_HOME.
+    ``home`` becomes STORM_DAGSTER_HOME, ``env`` is added to this process's environment. An exit
+    code other than 0 is not an error. Raises ``subprocess.TimeoutExpired`` after ``timeout``
+    seconds; the process is then killed.
     """
     environment = {**os.environ, **(env or {})}
     if home is not None:

@@ -16,7 +16,9 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.security.settings import Security
 
 _TIMEOUT_SECS = 30.0
+"""Maximum time of a single request that launches no run."""
 _CONNECT_SECS = 2.0
+"""Maximum time until a connection is made."""
 _LAUNCH_MARGIN_SECS = 30.0
 """Time beyond ``dagster.launch.timeout.secs`` in which the leader certainly responds, seconds."""
 
@@ -45,16 +47,19 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         """``waiting`` is called once with the reason of a wait, after three seconds.
 
         ``require`` is called before the first search for a leader, and raises if no cluster exists
-        to wait for.
+        to wait for. ``thing`` is the cluster in errors.
         """
         self._urls: Callable[[], list[str]] = urls if callable(urls) else lambda: urls
         self._patience = patience
         self.launch_secs = launch_secs
         self._require = require
+        """Called by the next call, and then ``None``: the cluster exists."""
         self._headers: Mapping[str, str] = {}
-        # A proxy of the environment must not receive calls of the cluster.
-        plain = all(url.startswith("http://") for url in self._urls())
-        options = (security or Security()).client_options(plain=plain)
+        """Headers of every request of this client."""
+        # Authorities are loaded only for https, which takes 50 ms. A restart of the cluster changes
+        # its addresses, but not their scheme.
+        uses_only_http = all(url.startswith("http://") for url in self._urls())
+        options = (security or Security()).client_options(plain=uses_only_http)
         self._http = httpx.Client(
             timeout=httpx.Timeout(_TIMEOUT_SECS, connect=_CONNECT_SECS), **options
         )
@@ -76,6 +81,7 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         over both. ``options``: ``patience``, ``waiting`` and ``require``.
         """
         folder = home_dir(home)
+        # Seeds that the caller names in this call are the cluster that it means.
         only_seeds = conf_dir is not None or conf.origins.get("nimbus.seeds") == "-c"
 
         def urls() -> list[str]:
@@ -121,6 +127,7 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         return self._leader.url(deadline)
 
     def _require_cluster(self) -> None:
+        """Raise the error of ``require``; no effect after its first success."""
         if self._require is not None:
             self._require()
             self._require = None
@@ -138,12 +145,13 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         repeat: bool = True,
         launches: bool = False,
     ) -> httpx.Response:
-        """Call the leader; typed errors for responses with a status from 400 up.
+        """Call the leader, and return its response; typed errors for a status from 400 up.
 
         A call that ``launches`` a Dagster run waits longer than nimbus waits for Dagster.
         ``content`` may be a function that makes the body for each try. A call that finds no leader,
         or a follower, is repeated until the patience ends. A call whose connection broke may have
-        had its effect: it is repeated only with ``repeat``.
+        had its effect: it is repeated only with ``repeat``. :class:`Unavailable` without a response
+        in that time.
         """
         deadline = time.monotonic() + self._patience
         limit = self.launch_secs + _LAUNCH_MARGIN_SECS if launches else _TIMEOUT_SECS
@@ -181,7 +189,10 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         return self.request("POST", path, json=body, repeat=repeat, launches=launches).json()
 
     def exists(self, path: str) -> bool:
-        """True if ``path`` exists, by a HEAD request; :class:`Unavailable` is raised."""
+        """True if ``path`` exists, by a HEAD request.
+
+        False for every error but :class:`Unavailable`, which is raised.
+        """
         try:
             self.request("HEAD", path)
         except Unavailable:

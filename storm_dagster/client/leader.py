@@ -17,11 +17,15 @@ from storm_dagster.model.errors import (
 )
 
 _HEALTH_SECS = 3.0
+"""Maximum time in which a nimbus answers ``/healthz``."""
 _FIRST_PAUSE_SECS = 0.1
 _MAX_PAUSE_SECS = 1.0
+"""The pause before a call is repeated grows from the first to this one."""
 _SEARCH_PAUSE_SECS = 0.2
+"""Pause between two rounds of the nimbuses in search of a leader."""
 _QUIET_SECS = 3.0
 """A shorter wait for a leader is not reported."""
+# States of nimbuses, which ``find_leader`` returns and ``remedy_without_leader`` reads.
 _NO_LEADER = "no leader"
 _NO_ZOOKEEPER = "no connection to ZooKeeper"
 
@@ -56,7 +60,8 @@ def is_nimbus(http: httpx.Client, url: str, timeout_secs: float) -> bool:
 def find_leader(http: httpx.Client, urls: Iterable[str]) -> tuple[str | None, str]:
     """Return the base URL of the leader, or the states of the nimbuses.
 
-    Without a leader the URL is ``None``. The states are in words. The leader that a follower names
+    Without a leader the URL is ``None``, with one the states are empty. They are in words, one for
+    each URL, for :func:`remedy_without_leader`. The leader that a follower names
     is called as well, since ``urls`` need not list it.
     """
     states: list[str] = []
@@ -83,6 +88,7 @@ def find_leader(http: httpx.Client, urls: Iterable[str]) -> tuple[str | None, st
 
 
 def _leads(http: httpx.Client, url: str) -> bool:
+    """True if the nimbus at the URL says that it leads; False if it cannot be read."""
     try:
         document = read_health(http, url)
     except (httpx.HTTPError, ValueError):
@@ -137,7 +143,8 @@ class SearchedLeader(LeaderSource):
     """Leader that nimbuses name over HTTP; it is cached until a call of it fails.
 
     ``urls`` is called at each search. ``on_wait`` is called once in a wait, after three seconds,
-    with the states of the nimbuses. ``thing`` is the cluster in words.
+    with the states of the nimbuses. ``thing`` is the cluster in errors, such as "the cluster of
+    FOLDER".
     """
 
     def __init__(
@@ -153,6 +160,7 @@ class SearchedLeader(LeaderSource):
         self._thing = thing
         self._on_wait = on_wait
         self._leader: str | None = None
+        """URL of the leader; ``None`` if it must be searched."""
 
     def url(self, deadline: float) -> str:
         # Read once: another thread may reset it now.
@@ -219,7 +227,11 @@ class NamedLeader(LeaderSource):
 
 
 def response_error(response: httpx.Response) -> StormDagsterError:
-    """Typed error of a response with a status from 400 up."""
+    """Typed error of a response with a status from 400 up.
+
+    A body that is not an error document (of a proxy, or of another service) is in the text of the
+    error.
+    """
     try:
         return error_from_document(response.json())
     except ValueError:
@@ -256,11 +268,12 @@ def call_leader(
     """Call ``send(base_url)`` until the response is good, or raise its error.
 
     A call that reached no nimbus, or one that refused it because it does not lead, is repeated
-    until ``deadline`` (``time.monotonic()``). A call whose connection broke, or that got another
-    :class:`Unavailable` of a nimbus that no longer leads, may have had its effect: it is repeated
-    only with ``resend``. An :class:`Unavailable` of a nimbus that still leads is its response, and
-    raised as :class:`UnavailableAtLeader`. ``send`` bounds the time of a single try. ``doing``
-    names the call in errors, ``error_of`` makes the error of a response that is not good.
+    until ``deadline`` (``time.monotonic()``); then its last error is raised, or that of
+    ``source.url``. A call whose connection broke, or that got another :class:`Unavailable` of a
+    nimbus that no longer leads, may have had its effect: it is repeated only with ``resend``. An
+    :class:`Unavailable` of a nimbus that still leads is its response, and raised as
+    :class:`UnavailableAtLeader`. ``send`` bounds the time of a single try. ``doing`` names the call
+    in errors, ``error_of`` makes the error of a response that is not good.
     """
     pauses = Backoff(_FIRST_PAUSE_SECS, _MAX_PAUSE_SECS)
     while True:

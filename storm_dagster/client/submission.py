@@ -42,7 +42,8 @@ def submit_uploaded(
 ) -> Change:
     """Submit an upload; with ``wait`` return when all tasks run.
 
-    ``fields`` are those of the request of a submission. A repeated call with the same ``token``
+    ``fields`` are those of the request of a submission; those that are ``None`` are left out. A
+    repeated call with the same ``token``
     gives the same topology. ``timeout`` (seconds) bounds the wait from ``started``
     (``time.monotonic()``, by default now); ``on_document`` is that of :func:`wait_for_run`.
     """
@@ -107,8 +108,9 @@ def submit_target(
 def _program_archive(spec: TopologySpec, folder: Path, home: Path) -> Archive:
     """Archive of the running program.
 
-    It is the one that ``STORM_JAR`` names, else it is built of the folder of the topology's own
-    modules.
+    It is the one that ``STORM_JAR`` names, else it is built in ``folder``, of the topology's own
+    modules: of the package, or the folder of the module, of the first component that is not of this
+    package. ``home`` is left out. Raises :class:`InvalidRequest` without either.
     """
     jar = os.environ.get(STORM_JAR)
     if jar:
@@ -119,6 +121,7 @@ def _program_archive(spec: TopologySpec, folder: Path, home: Path) -> Archive:
             )
         return Archive(path, hash_file(path), path.stat().st_size, 0)
     for _, _, component in spec.components():
+        # "package.module:Class"; empty for a multilang program.
         module_name, _, _ = (component.object.python or "").partition(":")
         top_level_name, _, _ = module_name.partition(".")
         module = sys.modules.get(top_level_name)

@@ -16,8 +16,12 @@ from storm_dagster.packaging.archive import Archive, bundle_target
 
 log: logging.Logger = logging.getLogger(__name__)
 _CHUNK = 1 << 20
-# Leader and hash of archives that this process has uploaded or found stored: each is uploaded once.
+"""Bytes of an archive that are read and sent at once."""
 _stored: set[tuple[str, str]] = set()
+"""(URL of the leader, hash) of archives that this process has uploaded or found stored.
+
+Each is uploaded once.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def _put_archive(nimbus: NimbusClient, handle: str, archive: Archive) -> bool:
         except Unavailable:
             raise
         except StormDagsterError as error:
-            # It was removed since: send it.
+            # It was removed since it was found: send it.
             log.info("archive %s is no longer stored (%s)", archive.sha256[:12], error.message)
     headers = {"X-Content-SHA256": archive.sha256, "Content-Length": str(archive.size)}
     nimbus.request("PUT", path, content=lambda: _chunks(archive.path), headers=headers)
@@ -79,7 +83,8 @@ def upload(
 ) -> Uploaded:
     """Upload the three parts.
 
-    On any failure the handle is cancelled, and the error is raised.
+    ``name`` is that of the topology for a submission without one, by default its own. On any
+    failure the handle is cancelled, and the error is raised.
     """
     handle = str(nimbus.post("/v1/uploads")["handle"])
     try:
@@ -119,7 +124,8 @@ def upload_target(
 ) -> Uploaded:
     """Describe TARGET in a child process, build its archive, and upload both.
 
-    ``home`` (the cluster's folder) is left out of the archive. ``progress`` is called with the
+    ``home`` (the cluster's folder) is left out of the archive. ``requirements`` is a file with
+    packages for it. ``progress`` is called with the
     steps ``describe`` and ``upload``, each ``STARTED`` and ``SUCCESS``. Errors are those of
     :func:`bundle_target` and :class:`NimbusClient`.
     """

@@ -26,6 +26,7 @@ from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.waiting import Progress
 
 _TIMEOUT_SECS = 300.0
+"""Default of ``timeout``."""
 
 
 def activate_topology(

@@ -23,12 +23,19 @@ _TASKS_PAUSE_SECS = 0.25
 _GROWTH = 1.2
 """Factor from one pause to the next."""
 _SILENCE_PAUSE_SECS = 1.0
+"""Pause between two calls while Dagster does not respond."""
 _DAGSTER_STEP = "Dagster"
 """Progress step that is shown while Dagster does not respond."""
 _MAX_NAMED_TASKS = 8
+"""Number of tasks that the error of a wait names."""
 
 
 def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
+    """The typed error of a failed run, by its document.
+
+    Without a type of this package in the document, it is a :class:`StormDagsterError` that names
+    the run and its page.
+    """
     error = document.get("error")
     if not isinstance(error, dict):
         detail = str(error or "no reason given")
@@ -50,11 +57,12 @@ class _DagsterSilence:
         self._max_secs = max_secs
         self._progress = progress or (lambda step, state: None)
         self._since: float | None = None
+        """Time of the first call without a response; ``None`` while Dagster responds."""
 
     def extend(self, error: Unavailable, deadline: float) -> None:
-        """Record a call without a response.
+        """Record a call without a response, whose error is ``error``.
 
-        :class:`Unavailable` if the silence has lasted too long.
+        :class:`Unavailable` at ``deadline``, or if the silence has lasted for ``max_secs``.
         """
         now = time.monotonic()
         if self._since is None:
@@ -124,7 +132,8 @@ def wait_for_tasks(
 ) -> dict[str, Any]:
     """Wait until all tasks of a topology run, and return its document.
 
-    :class:`Unavailable` at the deadline.
+    :class:`Unavailable` at the deadline; it names the tasks that do not run. :class:`NotAlive` if
+    the topology is gone.
     """
     pauses = Backoff(0.05, _TASKS_PAUSE_SECS, factor=_GROWTH)
     reported = ""
@@ -153,7 +162,10 @@ def wait_for_tasks(
 
 
 def _newest_error(topology: Mapping[str, Any]) -> str:
-    """Last line of the newest error of a topology's document, as the end of a clause."""
+    """Last line of the newest error of a topology's document, as the end of a clause.
+
+    Empty without an error.
+    """
     errors = topology.get("errors", [])
     if not errors:
         return ""

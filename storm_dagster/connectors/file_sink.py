@@ -24,6 +24,7 @@ _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci"}
 Elsewhere the sink renames a complete file to its name.
 """
 _TOKEN = re.compile(r"-(\d{12})(?:-[0-9a-f]{16})?\.\w+$")
+"""The token in a file's name, before the id of the opening, which uploads to S3 do not have."""
 
 
 class FileSink:
@@ -54,7 +55,7 @@ class FileSink:
         self._fs: Any = None
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Find the newest file of the owner.
+        """Find the newest file of the owner, and return its token; ``None`` without an owner.
 
         On file systems and on S3, an earlier opening of the owner then cannot finish a file. Other
         object storage has no means for that: there only the worker's lease ends it, which is
@@ -65,9 +66,12 @@ class FileSink:
         owner_name = file_name_of(owner)
         file_name = owner_name or "part"
         self._opening = secrets.token_hex(8)
+        """Id of this opening, so that no two write a file of the same name."""
         self._fs = fs
         self._path = f"{folder}/{file_name}"
+        """Path of this task's files, before their tokens."""
         self._staging = ""
+        """Folder of unfinished files, which are renamed; empty for an object store."""
         self._upload: dict[str, Any] | None = None
         """Upload of the next file, on S3.
 
@@ -136,6 +140,7 @@ class FileSink:
         return {**target, "UploadId": upload["UploadId"]}
 
     def _abort_uploads(self, target: Mapping[str, str]) -> None:
+        """Abort all uploads to a bucket and key."""
         # Some servers find uploads by their whole key only.
         response = self._fs.call_s3(
             "list_multipart_uploads", Bucket=target["Bucket"], Prefix=target["Key"]
@@ -148,6 +153,11 @@ class FileSink:
                 self._fs.call_s3("abort_multipart_upload", **target, UploadId=upload["UploadId"])
 
     def _finish_upload(self, data: bytes, token: int) -> None:
+        """Write the file of a token by its upload, after the begin of the next upload.
+
+        Raises :class:`Unavailable` if the upload is that of another token, and
+        ``FileNotFoundError`` if another opening has aborted it.
+        """
         upload = self._upload or {}
         if upload["Key"] != self._object_of(token)["Key"]:
             raise Unavailable(f"{self._path} has no upload for token {token}: reopen it")
@@ -158,7 +168,11 @@ class FileSink:
         self._upload = next_upload
 
     def write(self, rows: Sequence[Row], token: int) -> None:
-        """Write the file of a batch."""
+        """Write the file of a batch.
+
+        Raises :class:`Rejected` for rows that the format cannot hold, and :class:`Unavailable` if
+        the owner was opened elsewhere.
+        """
         accepted: list[Mapping[str, Any]] = []
         data = b""
 
@@ -172,6 +186,7 @@ class FileSink:
         write_or_reject(rows, add, lambda error: True)
         target = f"{self._path}-{token:012d}-{self._opening}.{self._format}"
         if not self._staging and self._upload is None:
+            # An object store without a means to fence an earlier writer, or no owner.
             self._fs.pipe_file(target, data)
             return
         try:
@@ -232,6 +247,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The rows as a Parquet file; a column is null where a row does not have it."""
     import pyarrow
     from pyarrow import parquet
 
@@ -244,4 +260,5 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 _Encode = Callable[[Sequence[Mapping[str, Any]]], bytes]
+# Format -> the function that encodes the rows of a file.
 _FORMATS: dict[str, _Encode] = {"jsonl": _jsonl, "csv": _csv, "parquet": _parquet}

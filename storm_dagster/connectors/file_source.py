@@ -24,6 +24,7 @@ _KINDS = {
     "csv": "csv",
     "parquet": "parquet",
 }
+"""Ending of a file's name -> its format."""
 _MAX_FILES = 8
 """Maximum number of files that one read takes records from."""
 _RETRY_SECS = 10.0
@@ -96,7 +97,10 @@ class FileSource(Source):
         return info["type"] == "file" or bool(info.get("islink") and self._fs.isfile(path))
 
     def assign(self, mine: Mapping[str, Any]) -> None:
-        """Read these files, each from its position; the oldest first."""
+        """Read these files, each from its position; the oldest first.
+
+        Files that are being read continue; those that were read to their end have no effect.
+        """
         self._ended &= mine.keys()
         unread = {name: count for name, count in self._unread.items() if name in mine}
         new: list[str] = []
@@ -112,12 +116,16 @@ class FileSource(Source):
     def read(
         self, most: int, full: Collection[str]
     ) -> Sequence[SourceRecord | PartitionEnd | Exception]:
-        """The next records of the first files that are not full, and the ends of files."""
+        """The next records of the first files that are not full, and the ends of files.
+
+        A file that cannot be read is retried after 10 s, and its error is among the records.
+        """
         records: list[SourceRecord | PartitionEnd | Exception] = []
         for name in self._readable_files(full):
             try:
                 is_complete = self._read_file(name, most, records)
             except Exception as error:
+                # Opened once more by the retry, which skips the records that were read.
                 self._rows.pop(name, None)
                 self._retry_at[name] = time.monotonic() + _RETRY_SECS
                 records.append(
@@ -149,7 +157,10 @@ class FileSource(Source):
         return names
 
     def _read_file(self, name: str, most: int, records: list[Any]) -> bool:
-        """Add records of a file. True if the last one was added."""
+        """Add at most ``most`` records of a file to ``records``. True at the end of the file.
+
+        The position after a record is the number of records up to it.
+        """
         if name not in self._rows:
             self._rows[name] = islice(self._values(name), self._unread[name], None)
         modified_secs = self._times.get(name)
@@ -163,6 +174,7 @@ class FileSource(Source):
         return False
 
     def _values(self, name: str) -> Iterator[Any]:
+        """All records of a file from its beginning, by the format; empty lines are no records."""
         with self._fs.open(name, "rb", compression="infer") as file:
             if self.format == "lines":
                 for line in file:
@@ -170,10 +182,12 @@ class FileSource(Source):
                     if text:
                         yield text
             elif self.format == "csv":
+                # "utf-8-sig" drops a byte order mark.
                 yield from csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
             else:
                 from pyarrow.parquet import ParquetFile
 
+                # 1000 rows at a time bound the memory.
                 for batch in ParquetFile(file).iter_batches(1000):
                     yield from batch.to_pylist()
 

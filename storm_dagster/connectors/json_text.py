@@ -12,6 +12,7 @@ MAX_DEPTH = 200
 PostgreSQL and most readers of JSON have a limit, too.
 """
 
+# Types with a form in JSON, for errors.
 _OWN_TYPES = "text, numbers, booleans, None, lists, and maps whose keys are text"
 _REMEDIES: dict[str, str] = {
     "bytes": "decode it to text, or write it to a column of bytes",
@@ -39,6 +40,7 @@ class NoJsonForm(ValueError):
         super().__init__(reason)
         self.reason: str = reason
         self.path: str = ""
+        """Place of the part in the value; each level that the error passes adds its step."""
 
     def __str__(self) -> str:
         return f"at {self.path}: {self.reason}" if self.path else self.reason
@@ -56,6 +58,7 @@ def json_text(value: Any) -> str:
 
 
 def _text_of(value: Any, levels: int) -> str:
+    """JSON text of a value, which may have ``levels`` levels of maps and lists."""
     if value is None:
         return "null"
     if value is True:
@@ -105,12 +108,13 @@ def _float(value: float) -> str:
     text = float.__repr__(value)
     if "e+" not in text:
         return text
-    # As 1e+23 PostgreSQL returns it without a fraction. A reader takes that for a whole number,
-    # and the whole number 10**23 is not equal to the float.
+    # PostgreSQL returns 1e+23 without a fraction. A reader takes that for a whole number, and the
+    # whole number 10**23 is not equal to the float.
     return f"{Decimal(text):f}.0"
 
 
 def _map(value: Mapping[Any, Any], levels: int) -> str:
+    """JSON text of a map; an error inside gets the key in its path."""
     members: list[str] = []
     for key, member in value.items():
         if not isinstance(key, str):
@@ -127,6 +131,7 @@ def _map(value: Mapping[Any, Any], levels: int) -> str:
 
 
 def _list(value: Sequence[Any], levels: int) -> str:
+    """JSON text of a list; an error inside gets the index in its path."""
     elements: list[str] = []
     for index, element in enumerate(value):
         try:

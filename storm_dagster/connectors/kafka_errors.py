@@ -12,13 +12,15 @@ _UNREACHABLE = (
     "_WAIT_COORD",
     "REQUEST_TIMED_OUT",
 )
+"""Names of errors that mean that no broker responds."""
 
 
 def readable_error(error: Any, kafka: Any, brokers: str) -> Exception:
     """The error to report for an error of the library.
 
-    Any other error is returned unchanged. ``kafka`` is the module of the library. Returns
-    :class:`Unavailable` if no broker responds.
+    It is :class:`Unavailable` if no broker responds, else a ``RuntimeError``. An error of another
+    origin is returned unchanged. ``kafka`` is the module of the library, ``brokers`` are the
+    addresses to name.
     """
     inner = error.args[0] if isinstance(error, kafka.KafkaException) else error
     if not isinstance(inner, kafka.KafkaError):

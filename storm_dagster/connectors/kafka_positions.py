@@ -13,6 +13,7 @@ import msgspec
 
 from storm_dagster.model.errors import InvalidTopology
 
+# A topic's id is 16 bytes, which are 22 letters of URL-safe base64.
 _TOPIC_ID_IN_METADATA = re.compile(r" topic_id=([A-Za-z0-9_-]{22})$")
 _NO_TOPIC_ID = "A" * 22
 """Id in the response of a broker that gives its topics no ids."""
@@ -103,9 +104,10 @@ def start_position(
 ) -> StartPosition:
     """Decide where the reading of a partition begins.
 
-    Its records from ``first`` to before ``end`` exist. Without a committed position, reading begins
-    at ``start``. A committed position is lost if it belongs to a topic of another id than
-    ``current_id``, or if its record was deleted; then ``on_lost`` decides.
+    Its records from offset ``first`` to before ``end`` exist. Without a committed position, reading
+    begins at ``start``, an offset or one of the two ends. A committed position is lost if it
+    belongs to a topic of another id than ``current_id``, or if its record was deleted; then
+    ``on_lost`` decides.
     """
     ends = {"earliest": first, "latest": end}
     if committed is None:
@@ -120,6 +122,7 @@ def start_position(
         reason = records
     else:
         return StartPosition(committed.offset)
+    # "stop" is neither end: the offset is None.
     return StartPosition(ends.get(on_lost), reason)
 
 

@@ -13,7 +13,10 @@ FIXED_SETTINGS = {
 
 
 def default_settings(context: Any, label: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of librdkafka that the conf may override."""
+    """Settings of librdkafka that the conf may override.
+
+    ``label`` names the task, ``settings`` are those of the conf.
+    """
     defaults: dict[str, Any] = {
         "group.id": f"{context.topology_name}.{context.component}",
         "client.id": label.replace(" ", "-"),

@@ -77,11 +77,12 @@ class KafkaSink:
         self.assets = assets_of("kafka", topic)
         self._producer: Any = None
         self._group: Any = None
+        """Consumer whose group keeps the token; ``None`` without an owner, and while closed."""
         self._is_aborted = False
         """True if a transaction was aborted: librdkafka's numbers of messages are then wrong."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Connect; with an owner, fence its earlier producers.
+        """Connect; with an owner, fence its earlier producers, and return its token.
 
         Their open transaction is aborted.
         """
@@ -90,7 +91,7 @@ class KafkaSink:
         settings = client_settings(conf, self._prefix)
         self._kafka_exception = KafkaException
         self._is_aborted = False
-        # The limit of brokers includes more than key and value.
+        # The limit of brokers includes more than key and value: 512 bytes are left for the rest.
         self._max_bytes = int(settings.get("message.max.bytes", 1_000_000)) - 512
         producer_settings = {
             "linger.ms": 5,
@@ -105,14 +106,20 @@ class KafkaSink:
             return None
         self._producer.init_transactions(_SECS)
         self._group = Consumer({**settings, "group.id": owner, "enable.auto.commit": False})
+        # The group's offset for partition 0 is the token, and not an offset of the topic.
         self._token = TopicPartition(self._topic, 0)
         (committed,) = self._group.committed([self._token], _SECS)
         if committed.error is not None:
             raise KafkaException(committed.error)
+        # A negative offset means that the group has committed none.
         return max(committed.offset, 0)
 
     def write(self, rows: Sequence[Row], token: int) -> None:
-        """Send all rows, and wait until the brokers have them."""
+        """Send all rows, and wait until the brokers have them.
+
+        Raises :class:`Rejected` for rows that cannot be encoded, or that a broker refuses, and
+        :class:`Unavailable` if the brokers have not taken all others after 30 s.
+        """
         if self._is_aborted:
             # The caller reopens the sink. A SinkBolt does so only while it may write, and so does
             # not fence another worker.
@@ -164,6 +171,13 @@ class KafkaSink:
         return encode_key(field, row.values[field])
 
     def _send(self, messages: Sequence[tuple[bytes | None, bytes | None]]) -> None:
+        """Send (key, value) pairs, and wait for their delivery.
+
+        Raises :class:`Rejected` for messages without a key that a compacted topic refuses, with
+        their indexes; a transaction is then aborted. Other errors are raised as they are, or as
+        :class:`Unavailable`.
+        """
+        # Index of a message -> the error of its delivery.
         errors: dict[int, Any] = {}
         failure: Exception | None = None
         try:
@@ -195,7 +209,10 @@ class KafkaSink:
     def _produce(
         self, index: int, key: bytes | None, value: bytes | None, errors: dict[int, Any]
     ) -> None:
-        """Send a message; an error of its delivery is added to ``errors``, by its index."""
+        """Send a message; an error of its delivery is added to ``errors``, by its index.
+
+        Raises ``BufferError`` if the client's queue is full for 30 s.
+        """
 
         def on_delivery(error: Any, message: Any) -> None:
             if error is not None:

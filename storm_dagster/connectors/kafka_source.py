@@ -9,8 +9,7 @@ topic only: when a topic was deleted and recreated, which its id shows, the posi
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from threading import Event, Thread
 from typing import Any, ClassVar, Literal, cast
@@ -29,25 +28,24 @@ from storm_dagster.connectors.kafka_positions import (
     topic_id_in,
     topic_of,
 )
+from storm_dagster.connectors.kafka_requests import BrokerRequests
 from storm_dagster.connectors.kafka_settings import FIXED_SETTINGS, default_settings
 from storm_dagster.connectors.kafka_topic_ids import TopicIds
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
-from storm_dagster.host.futures import in_thread
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
 _log = logging.getLogger(__name__)
 _REQUEST_SECS = 10.0
+"""Maximum wait of a request's thread for its response."""
 _CLOSE_SECS = 0.05
+"""Maximum time for which the worker's loop waits for the last commit of a task that closes."""
 _STALE_SECS = 1.0
 """Time without a read after which the ends of partitions may be stale.
 
 Librdkafka then stops fetching, and so does not learn new ends.
 """
-
-_Request = tuple[str, Callable[[], Any], Callable[[Any], None]]
-"""Name of a request, the call that waits for its response, and the handler of the response."""
 
 
 class KafkaSource(Source):
@@ -102,36 +100,43 @@ class KafkaSource(Source):
                 f"kafka.{fixed[0]} is set by the source itself: remove it from the conf"
             )
         self.brokers: str = settings["bootstrap.servers"]
+        # In the metadata of committed offsets, and the default id of the client.
         self._label = f"{context.topology_id} task {context.task_id}"
         consumer_settings = {**default_settings(context, self._label, settings), **settings}
         self._errors: deque[Exception] = deque(maxlen=100)
+        """Errors that the next :meth:`read` returns, the newest 100."""
         self._partitions: list[str] | None = None
+        """All partitions of the topics, those without a leader last; ``None``: no response yet."""
         self._first: list[str] = []
         """Partitions of the first response.
 
         Later ones are new: ``latest`` must not skip their records.
         """
         self._assigned: set[str] = set()
+        """Own partitions that the consumer reads."""
         self._waiting: set[str] = set()
-        """Partitions whose position is requested, or lost."""
+        """Own partitions whose position is requested, or lost."""
         self._paused: set[str] = set()
+        """Partitions that the consumer does not fetch, because the spout has enough records."""
         self._may_write = context.may_write
         self._to_commit: dict[str, int] = {}
         """Partition -> offset before which all is finished."""
         self._stored: dict[str, CommittedPosition] = {}
+        """Partition -> position that the brokers have, by their last response."""
         self._read_ids: dict[str, str] = {}
         """Partition -> id of the topic in which its position is valid."""
         self._interrupted: dict[str, CommittedPosition] = {}
-        """Partition -> position at which its reading ended, because it is lost."""
+        """Partition whose reading was interrupted -> position before which all was finished."""
         self._recreated: set[str] = set()
         """Partitions of which the spout may still have records of a deleted topic."""
         self._ends: dict[str, int] = {}
+        """Partition -> its end by the last request; for the lag of those that are not fetched."""
         self._next_lookup = 0.0
+        """Time from which on the positions of waiting partitions are requested once more."""
         self._read_at = 0.0
+        """Time of the last :meth:`read`."""
         self._closed = False
-        self._requests: deque[_Request] = deque()
-        self._pending: tuple[str, Future[Any], Callable[[Any], None]] | None = None
-        """Request under way: its name, its response, and the handler."""
+        self._requests = BrokerRequests(lambda error: self._errors.append(self._readable(error)))
         self._consumer = confluent_kafka.Consumer(
             {
                 **consumer_settings,
@@ -148,49 +153,21 @@ class KafkaSource(Source):
         self._late = Event()
         """Set when the task may have another owner: then no offset is committed."""
 
-    # -- requests, each in its own thread ----------------------------------------------------------
-
-    def _request(
-        self, name: str, call: Callable[[], Any], on_response: Callable[[Any], None]
-    ) -> None:
-        """Queue a request to the brokers without waiting.
-
-        One is made after the other, commits first. A request with the name of one that is queued or
-        under way is dropped.
-        """
-        if self._pending is not None and self._pending[0] == name:
-            return
-        if any(queued_name == name for queued_name, *_ in self._requests):
-            return
-        request = (name, call, on_response)
-        if name == "commit":
-            self._requests.appendleft(request)
-        else:
-            self._requests.append(request)
-
     def _process_responses(self) -> None:
         """Handle the responses that have arrived, and make the next request."""
         was_answered = self._topic_ids.is_answered
         if self._topic_ids.poll():
             self._on_topic_ids()
             if not was_answered:
-                # Partitions wait for it.
+                # No position is requested before the ids are known: it is due now.
                 self._next_lookup = 0.0
-        if self._pending is not None and self._pending[1].done():
-            _, future, on_response = self._pending
-            self._pending = None
-            try:
-                on_response(future.result())
-            except Exception as error:
-                self._errors.append(self._readable(error))
-        if self._pending is None and self._requests:
-            name, call, on_response = self._requests.popleft()
-            self._pending = (name, in_thread(f"kafka-{name}", call), on_response)
+        self._requests.process()
 
     def _readable(self, error: Any) -> Exception:
         return readable_error(error, self._kafka, self.brokers)
 
     def _topic_partition(self, name: str, offset: int = -1001, metadata: str = "") -> Any:
+        """The library's form of a partition; -1001 is its constant for no offset."""
         return self._kafka.TopicPartition(topic_of(name), number_of(name), offset, metadata)
 
     # -- ids of topics -----------------------------------------------------------------------------
@@ -213,6 +190,7 @@ class KafkaSource(Source):
 
         The records that librdkafka has fetched of it are discarded.
         """
+        # Without an entry reading has not begun, or the position of an earlier interruption stays.
         if name in self._to_commit:
             stored = self._stored.get(name)
             offset = self._to_commit[name] if stored is None else stored.offset
@@ -227,7 +205,7 @@ class KafkaSource(Source):
     def recreated(self) -> Collection[str]:
         """Partitions whose topic was deleted and recreated.
 
-        Their reading continues only after this call.
+        Each is returned once. Its reading continues only after this call.
         """
         names = self._recreated
         self._recreated = set()
@@ -236,21 +214,26 @@ class KafkaSource(Source):
     # -- partitions --------------------------------------------------------------------------------
 
     def partitions(self) -> Collection[str] | None:
-        """The partitions of the last response; a newer one is requested."""
+        """The partitions of the last response; a newer one is requested.
+
+        ``None`` before the first response. Until then an error of the client is raised here, since
+        the spout does not call :meth:`read`.
+        """
         self._process_responses()
         if self._partitions is None:
+            # Calls error_cb, which adds the client's errors.
             self._consumer.poll(0)
             if self._errors:
                 raise self._errors.pop()
         self._topic_ids.request()
-        self._request("partitions", self._read_topics, self._on_topics)
+        self._requests.add("partitions", self._read_topics, self._on_topics)
         assigned = [
             self._topic_partition(name) for name in self._to_commit if name in self._assigned
         ]
         if assigned:
             # A late commit of the earlier reader may have replaced that of this task.
             read_stored = partial(self._requester.committed, assigned, timeout=_REQUEST_SECS)
-            self._request("stored", read_stored, self._on_commit)
+            self._requests.add("stored", read_stored, self._on_committed_offsets)
         self._process_responses()
         return self._partitions
 
@@ -258,6 +241,10 @@ class KafkaSource(Source):
         return [self._requester.list_topics(name, timeout=_REQUEST_SECS) for name in self.topics]
 
     def _on_topics(self, responses: Sequence[Any]) -> None:
+        """Store the names of all partitions.
+
+        Raises :class:`InvalidRequest` if a topic cannot be read; the former names stay.
+        """
         names: list[tuple[bool, str]] = []
         for response in responses:
             for topic, metadata in response.topics.items():
@@ -293,6 +280,7 @@ class KafkaSource(Source):
         if stored.error is not None:
             raise self._kafka.KafkaException(stored.error)
         first, end = self._requester.get_watermark_offsets(stored, timeout=_REQUEST_SECS)
+        # A negative offset is the library's form of a partition without a committed one.
         if start == "latest" and name not in self._first:
             start = "earliest"
         elif stored.offset < 0 and start not in ("earliest", "latest"):
@@ -316,7 +304,10 @@ class KafkaSource(Source):
     ) -> None:
         """Read a partition from the position that ``_read_position`` returned.
 
-        ``requested_id``: id of its topic when the position was requested.
+        ``requested_id``: id of its topic when the position was requested. No effect if the
+        partition no longer waits, or its topic may have been recreated since: then the position is
+        requested once more. Raises :class:`InvalidRequest` if the position is lost and ``on_lost``
+        is ``"stop"``; the partition then waits, until another position is committed.
         """
         if name not in self._waiting:
             return
@@ -392,7 +383,8 @@ class KafkaSource(Source):
         for name in self._partitions or ():
             if name in self._waiting:
                 begin = partial(self._begin, name, self._topic_ids.of(topic_of(name)))
-                self._request(f"position of {name}", partial(self._read_position, name), begin)
+                read_position = partial(self._read_position, name)
+                self._requests.add(f"position of {name}", read_position, begin)
 
     def _record_of(self, name: str, message: Any) -> SourceRecord:
         kind, at_ms = message.timestamp()
@@ -430,7 +422,7 @@ class KafkaSource(Source):
             # A close cannot wait for ids: its positions have the id of their topic.
             checks_ids = self._topic_ids.has_ids and not self._closed
             send = partial(self._send_commit, changed, checks_ids)
-            self._request("commit", send, self._on_commit_response)
+            self._requests.add("commit", send, self._on_commit_response)
             self._process_responses()
 
     def _send_commit(
@@ -457,9 +449,10 @@ class KafkaSource(Source):
         if topic_ids is not None:
             self._topic_ids.update(topic_ids)
             self._on_topic_ids()
-        self._on_commit(offsets)
+        self._on_committed_offsets(offsets)
 
-    def _on_commit(self, offsets: Sequence[Any]) -> None:
+    def _on_committed_offsets(self, offsets: Sequence[Any]) -> None:
+        """Store the positions that the brokers have; a negative offset is none."""
         for entry in offsets:
             name = partition_name(entry.topic, entry.partition)
             if entry.error is not None:
@@ -471,6 +464,8 @@ class KafkaSource(Source):
 
     def _committed_offset(self, name: str) -> int | None:
         """Offset in the current topic before which all is finished; ``None``: unknown."""
+        # Kafka deletes the offsets of a group with their topic: then the position counts that was
+        # valid before the interruption.
         position = self._stored.get(name) or self._interrupted.get(name)
         if position is None:
             return None
@@ -480,16 +475,20 @@ class KafkaSource(Source):
         return position.offset
 
     def lag(self) -> Mapping[str, Lag]:
-        """Number of records after the committed offset, by the newest known ends."""
+        """Number of records after the committed offset, by the newest known ends.
+
+        The lag is unknown for a partition without a known end or committed offset.
+        """
         lags: dict[str, Lag] = {}
         unfetched: list[str] = []
         is_stale = time.monotonic() - self._read_at > _STALE_SECS
         for name in (*self._assigned, *self._waiting):
             end = -1
             if name in self._assigned and name not in self._paused:
-                end = self._consumer.get_watermark_offsets(
+                # Cached: the end in the last response to a fetch, negative before the first.
+                _, end = self._consumer.get_watermark_offsets(
                     self._topic_partition(name), cached=True
-                )[1]
+                )
             committed = self._committed_offset(name)
             if (end < 0 or is_stale) and committed is not None:
                 unfetched.append(name)
@@ -500,7 +499,7 @@ class KafkaSource(Source):
                 lags[name] = Lag(max(0, end - committed))
         if unfetched:
             # A fetch, which would update the ends, does not run for these partitions.
-            self._request("ends", partial(self._read_ends, unfetched), self._ends.update)
+            self._requests.add("ends", partial(self._read_ends, unfetched), self._ends.update)
         return lags
 
     def _read_ends(self, names: Sequence[str]) -> dict[str, int]:
@@ -521,6 +520,7 @@ class KafkaSource(Source):
         if self._closed:
             return
         self._closed = True
+        # The thread below waits for the request that is under way, and then makes one more commit.
         self._requests.clear()
         stored = Event()
 
@@ -542,6 +542,5 @@ class KafkaSource(Source):
 
     def _await_pending(self) -> None:
         """Wait for the request that is under way, and process its response."""
-        if self._pending is not None:
-            wait([self._pending[1]])
+        self._requests.wait_for_response()
         self._process_responses()

@@ -32,9 +32,11 @@ class TopicIds:
         self._admin: Any = AdminClient({**settings, "log_level": 0})
         self._topics = sorted(set(topics))
         self._ids: dict[str, str] = {}
+        """Topic -> its newest id."""
         self._replaced: set[str] = set()
         """Ids of topics that were deleted. A broker that is behind may still return them."""
         self._request: Future[dict[str, str]] | None = None
+        """Response of the request under way; ``None`` without one."""
         self.is_answered = False
         """True if the newest request was answered, perhaps without an id."""
         self.has_ids = False
@@ -83,7 +85,7 @@ class TopicIds:
         return True
 
     def update(self, topic_ids: Mapping[str, str]) -> None:
-        """Store the ids that :meth:`read` returned."""
+        """Store the ids that :meth:`read` returned; a topic without one keeps its last id."""
         self.has_ids = bool(topic_ids)
         for topic, topic_id in topic_ids.items():
             if topic_id in self._replaced:

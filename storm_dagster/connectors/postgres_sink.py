@@ -12,9 +12,13 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 _MIN_MISFITS = 10
 """Number of rows, all of which do not fit, from which on the table is at fault."""
 _MISFIT_ERRORS = ("DatatypeMismatch", "UndefinedColumn", "SyntaxError", "GeneratedAlways")
+"""Names of psycopg's errors of a row that does not fit the columns, or of any row."""
 _ROW_ERRORS = (*_MISFIT_ERRORS, "ProgramLimitExceeded", "RaiseException")
+"""Names of psycopg's errors that a row may cause, beside the classes in ``_is_row_error``."""
 _RECORD_ID = "record_id"
+"""Column of a row's id, unless the row has a field of this name."""
 _TOKENS_TABLE = "storm_sink_tokens"
+"""Table with a row for each owner: the token of its last batch, and its epoch."""
 _JSON_COLUMNS = """
 with recursive part (name, type, is_array) as (
     select attname, atttypid, false from pg_catalog.pg_attribute
@@ -78,14 +82,17 @@ class PostgresSink:
         self._prefix = prefix
         self.assets = assets_of("postgres", table)
         self._key = [key] if isinstance(key, str) else list(key)
+        """Columns of the key; empty: the default, see :meth:`_insert`."""
         self._db: Any = None
+        """The connection; ``None`` before the first :meth:`open`."""
         self._owner = ""
         self._epoch = 0
+        """Number of this opening of the owner, which each write compares with the table."""
         self._json_columns: dict[str, str] = {}
         """Columns that hold JSON -> type, such as ``jsonb`` or ``json[]``."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Connect.
+        """Connect, and return the owner's token; ``None`` without an owner.
 
         Waits for the end of an earlier transaction of the owner, at most ten seconds.
         """
@@ -116,7 +123,12 @@ class PostgresSink:
         return token
 
     def write(self, rows: Sequence[Row], token: int) -> None:
-        """Insert all rows in one transaction, with the token."""
+        """Insert all rows in one transaction, with the token.
+
+        Raises :class:`Rejected` for rows that do not fit, :class:`Retry` if the next call can
+        insert more of them, and :class:`Unavailable` if the table fits no row, or the owner was
+        opened elsewhere.
+        """
         with self._db.transaction(), self._db.cursor() as cursor:
             if self._owner:
                 self._db.execute(_LIMITS)
@@ -126,6 +138,8 @@ class PostgresSink:
                         f"{self._owner} was opened elsewhere, "
                         f"and writes to {self._table} from there"
                     )
+            # True once _insert has sent all rows of the batch: if the batch then fails, a deferred
+            # constraint is broken, and the parts are checked, too.
             self._checks_constraints = False
 
             def insert(part: Sequence[Row]) -> None:
@@ -149,9 +163,11 @@ class PostgresSink:
     def _retry_refused(self, cursor: Any, rows: Sequence[Row], refused: dict[int, str]) -> None:
         """Insert the refused rows that only lacked a later row.
 
-        They are removed from ``refused``. Raises :class:`Retry` if none remains.
+        They are removed from ``refused`` (index -> reason). Raises :class:`Retry` if none remains,
+        since then no row is at fault. No effect unless deferred constraints were checked.
         """
         before = len(refused) + 1
+        # Until a round inserts no further row: each row may have been that which another one needs.
         while self._checks_constraints and len(refused) < before:
             before = len(refused)
             for index in sorted(refused, reverse=True):
@@ -186,9 +202,14 @@ class PostgresSink:
         return isinstance(error, pg.DataError | pg.IntegrityError | TypeError | ValueError)
 
     def _insert(self, cursor: Any, rows: Sequence[Row], is_batch: bool) -> None:
-        """Insert rows, all or none. ``is_batch``: they are all rows of the batch."""
+        """Insert rows, all or none. ``is_batch``: they are all rows of the batch.
+
+        Raises the error of a row that does not fit, or of the table.
+        """
+        # With an owner no row is written twice, so that it replaces none.
         key = self._key or ([] if self._owner else [_RECORD_ID])
         with self._db.transaction():
+            # A statement for each run of rows with the same fields.
             for fields, same_fields in groupby(rows, lambda row: tuple(row.values)):
                 names = list(fields)
                 if _RECORD_ID in key and _RECORD_ID not in fields:
@@ -206,6 +227,12 @@ class PostgresSink:
         return [self._value(row, name, column_type) for name, column_type in types.items()]
 
     def _value(self, row: Row, name: str, column_type: str | None) -> Any:
+        """The parameter of the statement for a column of a row.
+
+        ``column_type`` is that of a column that holds JSON, else ``None``. The row's id is the
+        value of a column that the row lacks. Raises ``ValueError`` for a value without a form in
+        JSON, and :class:`InvalidRequest` for a row without an id.
+        """
         if name not in row.values and row.id is None:
             raise InvalidRequest(
                 f"rows for {self._table} have no id, so that a repeated one would be there twice: "
@@ -286,6 +313,7 @@ class PostgresSink:
         return sql.SQL("{}::pg_catalog." + column_type).format(sql.Placeholder())
 
     def _statement(self, names: Sequence[str], key: Sequence[str]) -> Any:
+        """The statement that inserts these columns, or updates the row with the same key."""
         sql = self._sql
         comma = sql.SQL(", ")
         update = sql.SQL("{0} = excluded.{0}")

@@ -94,11 +94,12 @@ def write_or_reject(
 ) -> None:
     """Write rows in one call, or all but the rows at fault.
 
-    If the call raises, the halves of its rows are written, then their halves. Raises
+    If the call raises, the halves of its rows are written in their order, then their halves. Raises
     :class:`Rejected` for the rows that raise alone. ``write`` adds rows to those written before,
     all of them or none. ``is_of_row`` is true for an error that a row may cause.
     """
     refused: dict[int, str] = {}
+    # A stack of (index of the first row, rows): the part with the first rows is on top.
     parts = [(0, rows)]
     while parts:
         first, part = parts.pop()
@@ -200,22 +201,36 @@ class SinkBolt(StatefulBolt):
         """Begin without a connection: the first tuple or tick connects."""
         self._rejected_is_read = bool(context["stream->target->grouping"].get("rejected"))
         self._sink: Sink | None = None
+        """The open sink; ``None`` before the first connection and after an error."""
         self._entries: list[_Entry] = []
+        """The batch that is gathered."""
         self._entry_of_id: dict[Any, _Entry] = {}
+        """Tuple id -> its entry in that batch; used with ``exactly_once`` only."""
         self._size = 0
+        """Bytes of that batch, as the class counts them."""
         self._since = 0
+        """Time of the first row of the last batch, in milliseconds of the context's clock."""
         self._token = 0
+        """Token of the last batch that the sink has written."""
         self._room_at = 0
         self._retries = TargetRetries(self)
         self._writing: list[_Entry] = []
         """The batch that is being written; no other is gathered at that time."""
         self._has_begun = False
-        """True if the token and ids of that batch are in a checkpoint."""
+        """True if a write of that batch has begun.
+
+        With ``exactly_once`` its token and ids are then in a checkpoint.
+        """
         self._rejected_count = 0
+        """Number of rejected rows since the task began, as the metric ``rows_rejected``."""
+        # The worker passes no tuple before _make_room() has connected.
         self._is_full = True
 
     def process(self, tup: Tuple) -> None:
-        """Add the tuple to the batch, and write a full one."""
+        """Add the tuple to the batch, and write a full one.
+
+        A copy of a tuple in the batch adds no row, and is acked or fails with it.
+        """
         tuple_id = self._sink_batches.id_of(tup) if self.exactly_once else None
         if tuple_id is not None and tuple_id in self._entry_of_id:
             _, copies = self._entry_of_id[tuple_id]
@@ -256,6 +271,7 @@ class SinkBolt(StatefulBolt):
         """Write a batch that is old enough, or retry one that could not be written."""
         if self._is_full:
             self._make_room()
+        # 90 %: a tick that is a little early must not wait for the next one.
         elif self._entries and self.context.now_ms() - self._since >= self.batch_secs * 900:
             self._write_batch()
 
@@ -271,6 +287,7 @@ class SinkBolt(StatefulBolt):
     # -- writing -----------------------------------------------------------------------------------
 
     def _write_batch(self) -> None:
+        """Write the gathered batch, unless another one is being written."""
         if self._is_full:
             return
         self._writing = self._entries
@@ -281,7 +298,10 @@ class SinkBolt(StatefulBolt):
         self._make_room()
 
     def _make_room(self) -> None:
-        """Open the sink and write the batch, if that is due; failures are retried later."""
+        """Open the sink and write the batch, if that is due; failures are retried later.
+
+        The task takes tuples after a success, and none if it must restart.
+        """
         if not self._retries.is_due():
             return
         try:
@@ -289,6 +309,7 @@ class SinkBolt(StatefulBolt):
             is_written = is_open and self._write()
         except Retry as retry:
             self._retries.wait(round(retry.after * 1000))
+            # A short pause is not an error: only a batch that is a minute old is reported.
             if self.context.now_ms() - self._since > REPORT_MS:
                 self._report(retry)
         except Exception as error:
@@ -327,15 +348,17 @@ class SinkBolt(StatefulBolt):
             is_written = owner in undecided and self._token >= undecided[owner]
             if owner in undecided and not batches.decide(owner, is_written):
                 return False
+        # is_written is now about this task's own batch. If a reply was lost, its rows are written;
+        # otherwise the batch gets a new token.
         if self._has_begun and is_written:
             self._finish()
         self._has_begun = False
         return True
 
     def _write(self) -> bool:
-        """Write the batch, without the rows that the sink refuses.
+        """Write the batch, and write it again without the rows that the sink refuses.
 
-        False if the task must restart.
+        False if the task must restart. Raises what the sink raises, except :class:`Rejected`.
         """
         assert self._sink is not None
         while self._writing:
@@ -355,7 +378,11 @@ class SinkBolt(StatefulBolt):
         return True
 
     def _remove_rejected(self, rejected: Rejected) -> None:
-        """Remove the rejected rows from the batch, and emit or fail their tuples."""
+        """Remove the rejected rows from the batch, and emit or fail their tuples.
+
+        Raises :class:`InvalidRequest` if none of their indexes is in the batch: the write would be
+        repeated permanently.
+        """
         entries = self._writing
         self._writing = [entry for index, entry in enumerate(entries) if index not in rejected.rows]
         # The next write begins with a checkpoint without the ids of these rows, so that a replayed
@@ -370,7 +397,7 @@ class SinkBolt(StatefulBolt):
             self._reject(tups, reason)
 
     def _finish(self) -> None:
-        """Ack the tuples of the written batch."""
+        """Ack the tuples of the written batch, and with ``exactly_once`` save that."""
         written: list[Tuple] = []
         for _, tups in self._writing:
             written += tups
@@ -381,6 +408,10 @@ class SinkBolt(StatefulBolt):
             self._sink_batches.save()
 
     def _reject(self, tups: list[Tuple], reason: str) -> None:
+        """Emit a rejected row, if its stream is read, and ack its tuples; else fail them.
+
+        ``tups`` are the row's tuple and its copies. The row is counted and reported.
+        """
         if self._rejected_is_read:
             self.emit([self.named(tups[0]), reason], stream="rejected", anchors=tups)
         for tup in tups:
@@ -399,7 +430,11 @@ class SinkBolt(StatefulBolt):
         )
 
     def _report(self, error: Exception) -> None:
-        """Report an error; errors of one type at most once a minute."""
+        """Report an error; errors of one type at most once a minute.
+
+        The errors that a change of the topology can repair keep their type; all others are reported
+        as :class:`Unavailable` with the number of rows that wait.
+        """
         kind = type(error).__name__
         if self._retries.may_report(kind):
             if not isinstance(error, InvalidRequest | MissingPart):

@@ -17,16 +17,23 @@ from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import reader_of
 
 _from_json = msgspec.json.Decoder().decode
+# ``decode`` of a spout -> conversion of a record's value. A source may return decoded values, such
+# as the maps of a CSV file: only bytes, and for JSON text, are converted.
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "json": lambda raw: _from_json(raw) if type(raw) is bytes or type(raw) is str else raw,
     "text": lambda raw: raw.decode() if type(raw) is bytes else raw,
     "none": lambda raw: raw,
 }
 _MISSING = object()
+"""Stands for a position that was never committed, since ``None`` may be a position."""
 _BATCH = 500
+"""Number of records that one read of the source asks for."""
 _COMMIT_SECS = 1.0
+"""Pause between two commits while the topology is active."""
 _LAG_SECS = 2.0
+"""Pause between two reports of the lag."""
 _ERROR_SECS = 60.0
+"""Time in which the same error of the source is reported once."""
 _LOOP_SECS = 0.004
 """Maximum duration of a call without a tuple, on the worker's loop.
 
@@ -111,16 +118,23 @@ class SourceSpout(Spout):
         self._fields: list[str] = context.output_fields() if context.streams else []
         self._tracker = Tracker(self.max_open, self.retries)
         self._store: Any = None
+        """Positions in the task's state; ``None`` until opened, or if the source keeps them."""
         self._own_partitions: frozenset[str] | None = None
+        """Partitions that this task reads; ``None``: not assigned yet, or closed."""
         self._missing_since: dict[str, float] = {}
         """Partition that no longer exists -> time when it was first missing."""
         self._committed: dict[str, Any] = {}
+        """Partition -> position that was stored last, so that only changes are stored."""
         self._finished_handles: list[Any] = []
+        """Handles of finished records of a queue, which the next clock acks at the source."""
+        # The next times are of the monotonic clock; 0 is now.
         self._next_commit = 0.0
         self._next_lag = 0.0
         self._next_refresh = 0.0
         self._active = True
+        """True while the topology is active; else positions are committed more often."""
         self._reported: dict[str, float] = {}
+        """Kind of an error -> time when it was reported last."""
         self._source = copy.copy(self.source)
         self._source.open(conf, context)
 
@@ -129,7 +143,8 @@ class SourceSpout(Spout):
     def next_tuple(self) -> None:
         """Emit one record.
 
-        Records before it that are skipped, or become dead letters at once, do not end the call.
+        Records before it that are skipped, or become dead letters at once, do not end the call,
+        except after ``_LOOP_SECS`` or ``_THREAD_SECS`` from the first of them.
         """
         until = 0.0
         while True:
@@ -146,7 +161,10 @@ class SourceSpout(Spout):
                 return
 
     def _fill(self, now: float) -> None:
-        """Read records of the source into the tracker."""
+        """Read records of the source into the tracker, and report its errors.
+
+        No effect before partitions are assigned, or while too many records wait for their emit.
+        """
         if now >= self._next_refresh:
             self._call_and_report(self._refresh, now)
         if self._own_partitions is None:
@@ -156,7 +174,9 @@ class SourceSpout(Spout):
         # beyond the bound.
         full = self._tracker.full if self._tracker.held >= _BATCH else ()
         if full:
+            # Without partitions (a queue) all records are of the partition "".
             all_are_full = full >= (self._own_partitions or {""})
+            # Bounds the memory: a few batches of records that the source returns nevertheless.
             if all_are_full or self._tracker.held >= (4 + len(full)) * _BATCH:
                 return
         for record in self._call_and_report(self._source.read, _BATCH, full) or ():
@@ -166,7 +186,11 @@ class SourceSpout(Spout):
                 self._tracker.read(record)
 
     def _refresh(self, now: float) -> None:
-        """Read the list of partitions, and assign those of this task."""
+        """Read the list of partitions, and assign those of this task.
+
+        The source is notified only if they have changed. While the list is not known, the call is
+        repeated every 10 ms.
+        """
         source = self._source
         self._next_refresh = now + source.refresh_secs
         # If partitions() raises, no partition counts as missing.
@@ -186,6 +210,7 @@ class SourceSpout(Spout):
         )
         stored = self._store.current if self._store is not None else {}
         if own_partitions != self._own_partitions:
+            # An empty list is that of a queue, whose records have the partition "".
             if partitions:
                 self._release_removed(own_partitions)
             source.assign({name: stored.get(name) for name in sorted(own_partitions)})
@@ -202,6 +227,7 @@ class SourceSpout(Spout):
             )
 
     def _release(self, name: str) -> None:
+        """Forget the open records of a partition; those of a queue are returned to it."""
         records = [item.record for item in self._tracker.release(name)]
         self._source.nack([record.handle for record in records if record.handle is not None])
 
@@ -228,11 +254,15 @@ class SourceSpout(Spout):
         return decoded
 
     def _emit_record(self, open_record: OpenRecord) -> bool:
-        """Emit the tuple of a record. False if it has none."""
+        """Emit the tuple of a record. False if it has none, and is finished or a dead letter.
+
+        If the emit raises, the record is retried, and the result is true.
+        """
         try:
             values = self.values(open_record.record)
         except Exception as error:
-            # A retry would fail, too.
+            # A retry would fail, too. The tracker counts the try, and retries the record if the
+            # next line does not finish it.
             self._tracker.fail(open_record, time.monotonic())
             self._handle_poison(open_record, error)
             return False
@@ -257,6 +287,7 @@ class SourceSpout(Spout):
         self._handle_failure(tup_id, None)
 
     def _lost(self, tup_id: OpenRecord) -> None:
+        # A worker ended: the record is not at fault.
         self._tracker.fail(tup_id, time.monotonic(), counts=False)
 
     def _finish(self, open_record: OpenRecord) -> None:
@@ -290,7 +321,11 @@ class SourceSpout(Spout):
             )
 
     def _give_up_record(self, open_record: OpenRecord, error: Exception | None) -> None:
-        """Make a record a dead letter."""
+        """Make a record a dead letter, and finish it.
+
+        With ``error`` its value could not be decoded or emitted, so the letter has it as it was
+        read.
+        """
         source_record = open_record.record
         fields = {name: getattr(source_record, name) for name in _LETTER_FIELDS}
         if error is not None:
@@ -316,6 +351,10 @@ class SourceSpout(Spout):
     # -- clock -------------------------------------------------------------------------------------
 
     def _on_clock(self) -> None:
+        """Ack, refresh, commit and report the lag, each when it is due.
+
+        No effect while the task may belong to another process.
+        """
         now = time.monotonic()
         if not self.context.may_write():
             return
@@ -353,6 +392,7 @@ class SourceSpout(Spout):
         else:
             self._save_positions(changed, now)
         self._committed.update(changed)
+        # Their last positions are stored now.
         for name in self._tracker.closed():
             self._tracker.release(name)
             self._committed.pop(name, None)
@@ -375,6 +415,7 @@ class SourceSpout(Spout):
             raise
 
     def _report_lag(self) -> None:
+        """Report the metrics of the lag; none if the source knows no lag yet."""
         now_ms = self.context.now_ms()
         lags: dict[str, Lag] = dict(self._source.lag())
         self._next_lag = time.monotonic() + (_LAG_SECS if lags else 0.0)
@@ -402,6 +443,7 @@ class SourceSpout(Spout):
 
     def close(self) -> None:
         """Commit the finished records, nack the others of a queue, and close the source."""
+        # So the last clock does not refresh, and assigns no partition.
         self._own_partitions = None
         if self.context.may_write():
             self._next_commit = 0.0

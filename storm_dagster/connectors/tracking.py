@@ -76,11 +76,14 @@ class OpenRecord:
     """A record that was read and is not finished; it is the tuple id of its emits."""
 
     progress: "PartitionProgress"
+    """Progress of its partition; also after the tracker has released the partition."""
     record: SourceRecord
     tries: int = 0
+    """Number of its failures that count."""
     waits: bool = False
     """True while it waits for a retry."""
     done: bool = False
+    """True if it is finished: acked, a dead letter, or skipped."""
     reported: bool = False
     """True if it was reported as a record that always fails."""
 
@@ -101,7 +104,9 @@ class PartitionProgress:
     open: int = 0
     """Number of records that may be emitted, or were, and are not finished."""
     closed: bool = False
+    """True if the position is at the end of a partition that gets no further records."""
     released: bool = False
+    """True if the tracker has forgotten the partition."""
     watermark_ms: int = 0
     """Largest event time before the position; 0: unknown."""
 
@@ -136,8 +141,14 @@ class Tracker:
         self.held = 0
         """Number of records that were read beyond a bound."""
         self._ready: deque[OpenRecord] = deque()
+        """Records that were never emitted and may be now, in reading order.
+
+        Those that were finished or released since are skipped when they are taken.
+        """
         self._retries: list[tuple[float, int, OpenRecord]] = []
+        """Heap of (time of the retry, number, record); outdated entries are skipped."""
         self._numbers = count()
+        """Numbers of heap entries, because records of the same time have no order."""
 
     def release(self, partition: str) -> list[OpenRecord]:
         """Remove a partition, and return its unfinished records.
@@ -179,7 +190,10 @@ class Tracker:
             self._ready.append(progress.held.popleft())
 
     def take(self, now: float) -> OpenRecord | None:
-        """The record to emit next: one whose retry is due, else one that was read."""
+        """The record to emit next: one whose retry is due, else one that was read.
+
+        ``None`` if there is neither.
+        """
         retries = self._retries
         while retries and retries[0][0] <= now:
             _, _, open_record = heapq.heappop(retries)
@@ -206,7 +220,8 @@ class Tracker:
         if progress.records[0] is open_record:
             progress.advance()
         elif open_record.record.after is None:
-            # A queue has no position that would wait for the first record.
+            # A queue has no position that would wait for the first record. Finished records are
+            # removed when they are the majority, so that the cost for each is constant.
             span = len(progress.records) - len(progress.held)
             if span > 2 * progress.open + SPAN:
                 progress.records = deque(
@@ -216,6 +231,7 @@ class Tracker:
                 )
         if progress.held:
             self._release_held(progress)
+        # Not as soon as one record is free: sources pause and resume a full partition at a cost.
         is_half_free = (
             progress.open <= self.max_open // 2
             and len(progress.records) <= SPAN * self.max_open // 2
@@ -228,8 +244,9 @@ class Tracker:
         """Retry a record after a failed try.
 
         True if it failed more often than ``retries.most``; its retry is then only for the case that
-        the caller does not finish it. With ``counts=False`` the failure has a reason outside of the
-        record.
+        the caller does not finish it. False, without effect, for a record that is finished, waits
+        for a retry, or is no longer tracked. With ``counts=False`` the failure has a reason outside
+        of the record.
         """
         if open_record.done or open_record.waits or open_record.progress.released:
             return False
@@ -247,7 +264,7 @@ class Tracker:
                 yield name, progress.position
 
     def closed(self) -> list[str]:
-        """Closed partitions whose records are all finished."""
+        """Names of closed partitions whose records are all finished."""
         names: list[str] = []
         for name, progress in self.partitions.items():
             if progress.closed and not progress.records:

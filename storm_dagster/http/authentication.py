@@ -52,11 +52,15 @@ topologies.
 _WORKERS = re.compile(r"/v1/topologies/[^/]+/events")
 """Sent by workers, which have no secret: the route itself checks their start tokens."""
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
+"""Names that may be those of users."""
 _TOPOLOGY = re.compile(
     r"(?:/v1)?/topologies/([^/]+)(/.*)?|/api/v1/topology/(?!summary$)([^/]+)(/.*)?"
 )
+"""Paths about one topology, whose name or id is group 1 or 3."""
 _SUBMIT = re.compile(r"/v1/(submit|runs/[^/]+|uploads(/.*)?)")
+"""Paths that a user who may submit needs."""
 _LIST = frozenset({"/v1/topologies", "/v1/operations", "/api/v1/topology/summary", "/"})
+"""Paths whose documents have only the topologies that their reader may see."""
 _PAGE = re.compile(r"/|/hosts|/topologies/[^/]+(/placement|/graph\.svg)?")
 """Pages of nimbus, for which a browser prompts its user for a password."""
 _STATIC = re.compile(r"/static/[a-z]+\.(css|js)")
@@ -65,11 +69,16 @@ _READ = re.compile(
     r"/metrics|/v1/(cluster|operations|topologies(/.*)?|runs/[^/]+)"
     r"|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
 )
+"""Paths that a token of each scope but ``metrics`` may read, besides the pages."""
 BASIC = 'Basic realm="storm_dagster", charset="UTF-8"'
 """Challenge to a browser."""
+# Keys of a request's ``state``.
 _STATE = "storm.caller"
+"""The authenticated caller; missing if the cluster or the path is open."""
 _BODY = "storm.body"
+"""Hash of the body that a signed request announces."""
 _CERTIFICATE = "storm.certificate"
+"""User that the client's certificate names, or ``None``; of all requests of the connection."""
 
 TopologyConf = Callable[[str], Mapping[str, Any] | None]
 """Conf of a running topology by name or id; ``None`` when there is none."""
@@ -97,7 +106,10 @@ def groups_of(user: str) -> frozenset[str]:
 
 
 def certificate_state(transport: Any) -> dict[str, Any]:
-    """State of a connection: the common name of the client's certificate."""
+    """State of a connection: the common name of the client's certificate.
+
+    Empty for a connection without TLS.
+    """
     link = transport.get_extra_info("ssl_object")
     return {} if link is None else {_CERTIFICATE: _common_name(link.getpeercert())}
 
@@ -165,6 +177,7 @@ def _audited(send: Send, scope: Scope, caller: str) -> Send:
 
 
 def _is_open(method: str, path: str) -> bool:
+    """True for a request that needs no authentication in a secured cluster."""
     return path in _OPEN or bool(
         _STATIC.fullmatch(path) or (method == "POST" and _WORKERS.fullmatch(path))
     )
@@ -177,9 +190,12 @@ class Authentication:
     _app: ASGIApp
     _security: Security
     _conf: Mapping[str, Any]
+    """Conf of the daemon, which names the administrators and the users."""
     _topology_conf: TopologyConf
     challenge: str = "Bearer"
+    """Challenge of a refusal, except for pages, which have ``BASIC``."""
     administrators_only: bool = False
+    """True if no path is open, and every caller must be an administrator."""
 
     def __post_init__(self) -> None:
         self._verifier = Verifier(self._security.secrets) if self._security.secrets else None
@@ -197,6 +213,7 @@ class Authentication:
             await self._refuse(error, scope, receive, send)
             return
         if caller is None:
+            # Events of workers are not changes for the audit log.
             events = scope["type"] != "http" or _WORKERS.fullmatch(scope["path"])
             await self._app(scope, receive, send if events else _audited(send, scope, "anyone"))
             return
@@ -228,6 +245,11 @@ class Authentication:
         return caller
 
     def _identify(self, scope: Scope) -> Caller:
+        """The caller by the signature, else the token, else the client's certificate.
+
+        The hash of a signed body is put into the request's state. Raises :class:`NotAuthenticated`
+        without any of them, and for a wrong signature or token.
+        """
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = str((scope.get("client") or ("",))[0])
         certificate = (scope.get("state") or {}).get(_CERTIFICATE)
@@ -258,6 +280,10 @@ class Authentication:
         )
 
     def _authorize(self, caller: Caller, scope: Scope) -> None:
+        """Raise :class:`NotAuthorized` if the caller, not an administrator, may not do this.
+
+        Runs in a thread, since it may have to read the topology's conf.
+        """
         if self.administrators_only:
             raise NotAuthorized(
                 f"{caller} is not permitted to do this: it is for administrators "
@@ -279,6 +305,7 @@ class Authentication:
     async def _refuse(
         self, error: StormDagsterError, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        """Log the refusal, and send the error document; a WebSocket gets only the status 403."""
         host = (scope.get("client") or ("?",))[0]
         _audit.warning(
             "refused %s %r of %s: %s", scope["method"], scope["path"][:200], host, error.message

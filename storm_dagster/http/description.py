@@ -42,6 +42,7 @@ _STATUS_TEXTS = {
 }
 """Description of each status in OpenAPI."""
 _ERRORS_OF_EVERY_ROUTE = {400, 401}
+"""Statuses of errors that a route need not declare."""
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 """A line break inside of a paragraph, of a docstring that is wrapped."""
 
@@ -54,6 +55,7 @@ class HttpApi:
     def __init__(self, title: str, version: str) -> None:
         self._routes: list[Route] = []
         self._components: dict[str, Any] = {}
+        """Name of a document -> its schema, to which other schemas refer."""
         self.document: dict[str, Any] = {
             "openapi": "3.1.0",
             "info": {"title": title, "version": version},
@@ -80,7 +82,7 @@ class HttpApi:
             operations[operation.method.lower()] = self._describe(operation)
 
     def routes(self) -> list[Route]:
-        """The routes that were added, and ``/openapi.json``."""
+        """The routes that were added, and ``/openapi.json``; called once, after all are added."""
         self.add(self)
         return self._routes
 
@@ -112,6 +114,7 @@ class HttpApi:
         return described
 
     def _describe_responses(self, operation: HttpOperation) -> JsonMap:
+        """The responses object: status -> description and content, also of errors."""
         error: Any = ErrorDocument
         if operation.storm_errors:
             error = StormErrorDocument | ErrorDocument
@@ -162,7 +165,11 @@ class HttpApi:
 
 
 def _endpoint(operation: HttpOperation, call: Callable[..., Any]) -> Endpoint:
-    """The endpoint that calls the handler of an operation."""
+    """The endpoint that calls the handler of an operation.
+
+    A handler that is not ``async`` runs in a thread, and its document gets the first declared
+    status.
+    """
     if inspect.iscoroutinefunction(call):
         return call
     reads = operation.method == "GET"

@@ -25,8 +25,12 @@ from storm_dagster.model.errors import InvalidRequest
 Observe = Callable[[str, str, int, float], None]
 """Called after each request with method, route pattern, status and seconds."""
 
+# Any other method is counted as one, so that clients cannot create metrics.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _SAFE = frozenset({"GET", "HEAD"})
+"""Methods that change no state."""
+# They forbid a browser to guess the type of a response, to show it inside of other pages, to tell
+# its address to others, and to run scripts or load parts of it.
 _BROWSER_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -64,6 +68,7 @@ def _is_own_name(host: str, own_names: frozenset[str]) -> bool:
 
 
 def _same_origin(origin: str, scheme: str, authority: str) -> bool:
+    """True if a page of ``origin`` was served at this scheme and authority."""
     try:
         parts = urlsplit(origin)
         return (parts.scheme, parts.netloc.lower()) == (scheme, authority.lower())
@@ -78,15 +83,22 @@ class Guard:
     _app: ASGIApp
     _: KW_ONLY
     hosts: frozenset[str]
+    """Names of the service, in lower case; an address literal is always accepted."""
     observe: Observe = lambda *_: None
     routes: Iterable[Route] = ()
+    """Routes whose patterns ``observe`` gets; it gets "none" for a request without one."""
     headers: Iterable[tuple[bytes, bytes]] = _BROWSER_HEADERS
+    """Headers of every response that does not have its own value."""
 
     def __post_init__(self) -> None:
+        # Endpoint of a route -> its path pattern.
         self._patterns: dict[Any, str] = {route.endpoint: route.path for route in self.routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Refuse a request of another site with an error, and pass any other one on.
+
+        Requests over HTTP are observed. A WebSocket that is refused gets the status 403.
+        """
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
         if scope["type"] == "websocket":
             # Its page must be of this service, too: browsers open a WebSocket to any server.
@@ -101,6 +113,7 @@ class Guard:
             return
         refusal = self._refusal(scope["method"], scope.get("scheme", "http"), headers)
         began = time.monotonic()
+        # Of a request that ends without a response.
         status = 500
 
         async def watched(message: Message) -> None:
@@ -128,6 +141,7 @@ class Guard:
     def _refusal(
         self, method: str, scheme: str, headers: dict[bytes, str]
     ) -> InvalidRequest | None:
+        """The error of a request that another site may have caused; ``None`` for any other one."""
         authority = headers.get(b"host", "")
         host = host_of(authority)
         if not _is_own_name(host, self.hosts):

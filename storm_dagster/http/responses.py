@@ -26,6 +26,7 @@ from storm_dagster.model.errors import (
     StormDagsterError,
 )
 
+# 18 digits fit into 64 bits.
 _INT = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -43,7 +44,10 @@ def query_text(request: Request, name: str, max_characters: int = 4096) -> str |
 
 
 def query_int(request: Request, name: str, default: int | None = None) -> int | None:
-    """The parameter as an integer; :class:`InvalidRequest` for other text."""
+    """The parameter as an integer, ``default`` when it is absent or empty.
+
+    :class:`InvalidRequest` for other text.
+    """
     value = query_text(request, name)
     if value is None:
         return default
@@ -81,6 +85,7 @@ _BODY_SECS = 10.0
 _MAX_READS = 16
 """Reads in progress at the same time."""
 _reads: RunVar[CapacityLimiter] = RunVar("storm_dagster_reads")
+"""Limiter of the reads; each event loop has its own."""
 
 
 def error_response(error: StormDagsterError) -> JSONResponse:
@@ -116,6 +121,7 @@ EXCEPTION_HANDLERS: dict[Any, Any] = {
     HTTPException: _http,
     Exception: _unexpected,
 }
+"""Handlers of a Starlette application: every error becomes an error document."""
 
 
 async def bounded_json(request: Request) -> dict[str, Any]:
@@ -124,6 +130,7 @@ async def bounded_json(request: Request) -> dict[str, Any]:
     :class:`InvalidRequest` for a body of more than 1 MiB, one that does not arrive within 10 s, and
     one that is not a JSON map.
     """
+    # The limit is checked for each chunk: the announced length may be missing or wrong.
     raw = bytearray()
     try:
         stream = request.stream()
@@ -167,6 +174,7 @@ async def run_read(function: Callable[..., _T], *args: Any) -> _T:
     return await to_thread.run_sync(function, *args, limiter=limiter)
 
 
+# A single range of the header ``Range``: first byte, last byte, or a number of bytes at the end.
 _RANGE = re.compile(r"bytes=(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})")
 
 
@@ -245,7 +253,11 @@ class StreamResponse(Response):
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the content, a chunk at a time."""
+        """Send the content, a chunk at a time.
+
+        Raises ``ConnectionAbortedError`` for a reader that takes no chunk in time, and ``OSError``
+        if the file has become shorter: then the server closes the connection.
+        """
 
         async def send_in_time(message: Any) -> None:
             await asyncio.wait_for(send(message), self._idle_secs)
@@ -260,7 +272,7 @@ class StreamResponse(Response):
             )
             unsent = self._length if self._request.method != "HEAD" else 0
             await run_in_threadpool(self._stream.seek, self._first)
-            # The server accepts chunks for a peer that has disconnected.
+            # The server accepts chunks for a peer that has disconnected: the loop must see it.
             while unsent > 0 and not await self._request.is_disconnected():
                 chunk = await run_in_threadpool(self._stream.read, min(self._chunk, unsent))
                 if not chunk:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 _VARIABLE = re.compile(r"\{(\w+)(?::\w+)?\}")
+"""A parameter in the path of a route, such as ``{task}`` or ``{component:path}``."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ class HttpOperation:
     first status is the one of a handler that returns a document.
     """
     errors: Sequence[int]
+    """Statuses of errors besides those of every route."""
     storm_errors: bool
+    """True if errors have the form of Storm's UI."""
 
 
 class Router:
@@ -158,7 +161,10 @@ def path_template(path: str) -> str:
 
 
 def _arguments_of(handler: Callable[..., Any]) -> dict[str, Parameter]:
-    """Parameters of requests by the names of the handler's parameters."""
+    """Parameters of requests by the names of the handler's parameters.
+
+    ``TypeError`` for a parameter without one in its annotation, and for one of a header.
+    """
     hints = get_type_hints(handler, include_extras=True)
     arguments: dict[str, Parameter] = {}
     for name in inspect.signature(handler).parameters:

@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 _CHECK_SECS = 5.0
 """Interval between checks of the announced name."""
 _MAX_CONNECTIONS = 512
+"""Connections without TLS; one more drops the least deserving one."""
 _MAX_SECURED = 192
 """Connections over TLS, where each has buffers of 256 KiB; handshakes count."""
 _HEAD_SECS = 10.0
@@ -33,6 +34,7 @@ _HEAD_SECS = 10.0
 response.
 """
 _MAX_HEAD_BYTES = 64 * 1024
+"""Size of a request's head that drops its connection."""
 _MAX_QUEUED = 16
 """Requests of one connection that wait for their turn."""
 
@@ -108,6 +110,7 @@ class _BoundedProtocol(_Base):
     read. A connection that became a WebSocket is not bounded here.
     """
 
+    # HttpService sets both in a subclass for each service.
     own_user_only = False
     tls: ssl.SSLContext | None = None
 
@@ -123,9 +126,12 @@ class _BoundedProtocol(_Base):
             )
             transport.abort()
         self._head_bytes = 0
+        """Bytes of the head that is being received."""
         self._idle_since = time.monotonic()
+        """Time of the end of the last response, or of the begin of the connection."""
         self._schedule_check()
         self._early: bytes | None = None
+        """Bytes that arrived during the handshake; ``None`` when it is over."""
         if self.tls is not None:
             # Begun here and not by the server, which counts a connection only after its handshake.
             self._early = b""
@@ -139,6 +145,10 @@ class _BoundedProtocol(_Base):
             victim.transport.abort()
 
     async def _secure(self, transport: Any) -> None:
+        """Make the TLS handshake, and begin the connection over its transport.
+
+        A failed handshake drops the connection.
+        """
         try:
             secured = await self.loop.start_tls(
                 transport, self, self.tls, server_side=True, ssl_handshake_timeout=_HEAD_SECS
@@ -173,6 +183,7 @@ class _BoundedProtocol(_Base):
         if self._early is not None:
             self._early += data
             return
+        # A cycle is a request and its response: without one in progress these bytes are of a head.
         cycle = self.cycle
         if cycle is None or (cycle.response_complete and not cycle.more_body):
             if self._head_bytes > _MAX_HEAD_BYTES:
@@ -195,6 +206,7 @@ class _BoundedProtocol(_Base):
         self._timer = asyncio.get_running_loop().call_later(_HEAD_SECS / 2, self._check)
 
     def _check(self) -> None:
+        """Drop the connection if it has waited for a head for too long; repeated until its end."""
         if self not in self.connections:
             return
         if self._waiting and time.monotonic() - self._idle_since > _HEAD_SECS:
@@ -213,10 +225,12 @@ def _least_deserving(connections: Collection[Any]) -> Any:
     connections_by_peer = Counter(_peer_of(connection) for connection in bounded)
     ((largest_peer, count),) = connections_by_peer.most_common(1)
     candidates = bounded
+    # If no peer has several, all connections are candidates.
     if count > 1:
         candidates = [connection for connection in bounded if _peer_of(connection) == largest_peer]
 
     def rank(connection: Any) -> tuple[bool, float]:
+        # A connection gets a second to send the head of its next request.
         is_idle = connection._waiting and now - connection._idle_since > 1.0
         return not is_idle, connection._idle_since
 
@@ -283,6 +297,7 @@ class HttpService:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def _serve(self) -> None:
+        """Body of the thread: serve until :meth:`stop`."""
         try:
             self._server.run(sockets=[self._listener])
         except BaseException:

@@ -6,6 +6,7 @@ def compact(number: float | None) -> str:
     if number is None:
         return "-"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        # Three digits of a number above that are rounded up to the unit.
         if abs(number) >= size * 0.9995:
             return f"{number / size:.3g}{unit}"
     return f"{number:.3g}" if abs(number) >= 0.001 else "0"
@@ -25,13 +26,14 @@ def latency(millis: float | None) -> str:
     """
     if millis is None:
         return "-"
+    # From there on three digits are rounded up to 1000 ms.
     if millis < 999.5:
         return f"{compact(millis)} ms"
     return f"{compact(millis / 1000)} s"
 
 
 def duration(seconds: float) -> str:
-    """A time in its largest unit: ``41 s``, ``7 min``, ``3 h``, ``2 d``."""
+    """A time in the largest unit that it has at least two of: ``90 s``, ``7 min``, ``3 h``."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

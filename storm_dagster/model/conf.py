@@ -24,12 +24,15 @@ _ZOOKEEPERS = ("storm.zookeeper.auth.payload", "storm.zookeeper.ssl.keystore.pas
 SECRET_KEYS = frozenset({"storm.secret", *_ZOOKEEPERS, "dagster.graphql.headers"})
 """Conf keys whose values are secrets: never shown, logged, or given on a command line."""
 
+# Parts of the name of a secret.
 _TELLTALE = re.compile(
     r"secret|passw|passphrase|(?<![a-z])pwd|token|credential|payload|cookie|jaas|authorization|"
     r"(private|access|api|account|signing)[._-]?key|key[._-]pem",
     re.IGNORECASE,
 )
+# Ends of names whose values are no secrets, such as storm.secret.file.
 _HARMLESS = re.compile(r"[._-](secs|ms|file|path|count|size|bytes|ttl|enabled?)$", re.IGNORECASE)
+# Parts of a text that look like a password or a key.
 _IN_TEXT = re.compile(
     # User and password in an address, options of a Spark or database address, headers, AWS and
     # GitHub keys.
@@ -63,7 +66,9 @@ def _mask_match(match: re.Match[str]) -> str:
 def mask(value: Any, key: object = "") -> Any:
     """Copy ``value`` without secrets, at any depth.
 
-    Values of every type are replaced below the key of a secret, and by pattern in text.
+    ``key`` is that of the value, if it is one of a map. The value of a secret's key is replaced,
+    unless it is empty or a boolean; of a map, all members that are not empty. In other text, the
+    parts that look like a password are replaced.
     """
     if isinstance(value, Mapping):
         is_secret = is_secret_key(key)
@@ -105,6 +110,7 @@ class ConfKey:
     minimum: float | None = None
     maximum: float | None = None
     choices: Collection[str] = ()
+    """Valid values; empty: all of the kind."""
 
 
 _KINDS: dict[Kind, tuple[str, Any]] = {
@@ -119,10 +125,12 @@ _KINDS: dict[Kind, tuple[str, Any]] = {
     "list[map]": ("a list of maps", list | tuple),
 }
 """Kind -> its name for people, and its types in Python."""
+# Kind of a list -> kind of its elements.
 _INNER: dict[Kind, Kind] = {"list[str]": "str", "list[int]": "int", "list[map]": "map"}
 
 
 def _is_kind(kind: Kind, value: Any) -> bool:
+    """True if the value is of the kind; a boolean is no number."""
     if isinstance(value, bool):
         return kind == "bool"
     _, types = _KINDS[kind]
@@ -153,6 +161,7 @@ def check_value(key: str, value: Any) -> str | None:
     return None
 
 
+# Key -> its row of the file: the fields of ConfKey, with the kind as "type".
 _ROWS = load_table(__name__, "conf_keys")
 _ROWS["topology.scheduler.strategy"]["choices"] = tuple(STRATEGIES)
 CONF_KEYS: dict[str, ConfKey] = {key: ConfKey(row.pop("type"), **row) for key, row in _ROWS.items()}
@@ -160,6 +169,7 @@ CONF_KEYS: dict[str, ConfKey] = {key: ConfKey(row.pop("type"), **row) for key, r
 
 
 Conf = Mapping[str, Any]
+# Beginnings of the names of classes in the confs of Storm and JStorm.
 _JAVA_CLASSES = ("org.apache.storm.", "backtype.storm.", "com.alibaba.jstorm.")
 
 
@@ -198,13 +208,17 @@ def _reason_to_ignore(key: str, *, submitted: bool) -> str | None:
 
 
 def unknown_keys(conf: Conf) -> dict[str, str]:
-    """Unknown keys below an owned prefix, each with its nearest key."""
+    """Unknown keys below an owned prefix -> a sentence with the nearest key, if any.
+
+    Keys of Storm and JStorm that are ignored are left out.
+    """
     sentences: dict[str, str] = {}
     for key in conf:
         if key in CONF_KEYS or not key.startswith(OWNED_PREFIXES):
             continue
         if _reason_to_ignore(key, submitted=False):
             continue
+        # Only an unknown key needs it.
         from difflib import get_close_matches
 
         nearest = get_close_matches(key, CONF_KEYS, n=1, cutoff=0.6)
@@ -265,11 +279,13 @@ def validate_conf(
             ignored[reason].append(key)
         elif key in CONF_KEYS and not (value is None and CONF_KEYS[key].default is None):
             if value is None and submitted:
+                # Not set.
                 continue
             reason = _reason_to_drop(key, value, submitted=submitted)
             if reason:
                 ignored[reason].append(key)
                 continue
+            # A JSON writer may write the integer 3 as 3.0.
             if CONF_KEYS[key].kind == "int" and isinstance(value, float) and value.is_integer():
                 value = int(value)
             problem = check_value(key, value)
@@ -287,7 +303,8 @@ def validate_conf(
 def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[str, Any]:
     """Parse ``KEY=VALUE`` strings into a conf map.
 
-    VALUE is read as YAML, so ``3`` is a number and ``[a, b]`` a list.
+    VALUE is read as YAML, so ``3`` is a number and ``[a, b]`` a list. ``source`` is the option in
+    errors. :class:`InvalidRequest` for a string of another form, and for the key of a secret.
     """
     conf: dict[str, Any] = {}
     for pair in pairs:
@@ -314,6 +331,7 @@ class ClusterConf:
 
     values: dict[str, Any]
     origins: dict[str, str]
+    """Key -> the source of its value, such as ``-c``."""
     warnings: tuple[str, ...] = ()
 
     def __getitem__(self, key: str) -> Any:
@@ -330,7 +348,10 @@ class ClusterConf:
         return f"ClusterConf({mask(self.values)!r})"
 
     def with_values(self, values: Conf, origin: str) -> "ClusterConf":
-        """A copy in which ``values``, which are validated, override."""
+        """A copy in which ``values`` override, with this origin.
+
+        :class:`InvalidRequest` if they are not valid.
+        """
         checked, warnings = validate_conf(values, source=origin)
         return ClusterConf(
             {**self.values, **checked},
@@ -342,7 +363,8 @@ class ClusterConf:
 def seed_urls(conf: "ClusterConf") -> list[str]:
     """Base URLs of ``nimbus.seeds``.
 
-    A seed is a ``host`` (at ``nimbus.http.port``), a ``host:port`` or a whole URL.
+    A seed is a ``host`` (at ``nimbus.http.port``), a ``host:port`` or a whole URL. A host alone is
+    left out if that port is 0, which is any.
     """
     scheme = "https" if conf.get("storm.tls.ca") else "http"
     port = conf["nimbus.http.port"]
@@ -350,6 +372,7 @@ def seed_urls(conf: "ClusterConf") -> list[str]:
     for seed in map(str, conf["nimbus.seeds"] or ()):
         if "://" in seed:
             urls.append(seed.rstrip("/"))
+        # Colons inside of brackets belong to an IPv6 address.
         elif ":" in seed.rpartition("]")[2]:
             urls.append(f"{scheme}://{seed}")
         elif port:

@@ -35,6 +35,7 @@ class ConfLayer:
     """One source of values, and the party that gives them."""
 
     party: Party
+    """Under a key with a default, null of one party takes back only its own values."""
     doc: str
 
 

@@ -16,13 +16,17 @@ from storm_dagster.model.errors import InvalidRequest
 
 MAX_METADATA_BYTES = 16_384
 """Largest size of an event's metadata as JSON."""
+# Field -> its longest text.
 _MAX_CHARACTERS = {"key": 512, "partition": 512, "data_version": 256, "description": 2048}
+# Names of checks that Dagster accepts.
 _CHECK = re.compile(r"[A-Za-z0-9_]{1,128}")
 _ID = re.compile(r"[0-9a-f]{32}")
+# Control characters, and halves of characters.
 _CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _LONE = re.compile("[\ud800-\udfff]")
 """Halves of characters, which UTF-8 cannot hold."""
 _MAX_DEPTH = 8
+"""Levels of lists and maps in metadata."""
 
 
 class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,6 +97,7 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
                 " write it to the lake, and give its path"
             )
         contents = json.dumps([origin, kind, parts, values], sort_keys=True, separators=(",", ":"))
+        # Of the contents, so that a replayed tuple reports an event with the same id.
         number = hashlib.sha256(contents.encode()).hexdigest()[:32]
         return DagsterEvent(id=number, kind=kind, key=tuple(parts), **values)
 
@@ -126,6 +131,7 @@ def decode_event(document: Any) -> "DagsterEvent":
         raise InvalidRequest(f"this is not a valid event: {error}") from None
     if not _ID.fullmatch(event.id):
         raise InvalidRequest(f"{event.id!r:.40} is not the id of an event: an id has 32 hex digits")
+    # Without the first three: id, kind and key.
     fields = {name: getattr(event, name) for name in DagsterEvent.__struct_fields__[3:]}
     checked_event = DagsterEvent.make("", event.kind, event.key, **fields)
     return msgspec.structs.replace(checked_event, id=event.id)
@@ -139,7 +145,11 @@ def _scalar(value: Any) -> Any:
 
 
 def _plain(value: Any, subject: str, place: str, depth: int) -> Any:
-    """Copy a value of metadata in plain types of JSON."""
+    """Copy a value of metadata in plain types of JSON.
+
+    ``place`` is its path for errors, ``depth`` the number of levels around it.
+    :class:`InvalidRequest` for a value that JSON cannot hold.
+    """
     value = _scalar(value)
     if value is None or isinstance(value, bool):
         return value

@@ -49,8 +49,10 @@ default.
 """
 HEALING_TAGS = {"dagster/priority": "1000"}
 """Tags of runs that heal: they pass all others."""
+# Jobs whose runs no caller waits for: they have the default priority.
 _UPKEEP_JOBS = ("clean_inbox", "prune_history")
 
+# Text that may be part of Dagster's names.
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_]{1,60}")
 TESTED_DAGSTER = "~=1.13.0"
 """Releases whose internals the guarded UI was tested with."""
@@ -116,18 +118,22 @@ class DagsterNames:
         return f"{self.resource_prefix}{self.name(key)}"
 
 
+# For errors of Dagster's storage.
 STORAGE_REMEDY = (
     "start the database that `storage` in dagster.yaml names (without one: fix the folder "
     "DAGSTER_HOME). "
     "Until then topologies keep running, and kill, activate and deactivate work"
 )
+# Parts of the messages of SQLAlchemy, of databases' drivers, and of Dagster's storage.
 _SIGNS = re.compile(
     r"sqlalchemy\.exc\.|psycopg2?\.|sqlite3\.|pymysql\."
     r"|\((?:psycopg2?|sqlite3|pymysql)[.\w]*\)|DagsterPostgresException"
     r"|DagsterMySQLException|(?:Operational|Interface|Database)Error"
 )
+# Parts of SQLAlchemy's messages that say nothing about the problem: a link, and the statement.
 _BACKGROUND = re.compile(r"\(Background on this error at: \S+\)|\[SQL:.*", re.S)
 _MAX_CHARACTERS = 300
+"""Length of the message that is shown."""
 
 
 def storage_problem(response: Any) -> str | None:

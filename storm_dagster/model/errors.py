@@ -179,6 +179,7 @@ ERRORS: tuple[type[StormDagsterError], ...] = (
 )
 """Every type of error that a service may respond with."""
 
+# Name of a class, as documents have it -> the class.
 _BY_NAME: dict[str, type[StormDagsterError]] = {cls.__name__: cls for cls in ERRORS}
 
 

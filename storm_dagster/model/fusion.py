@@ -20,7 +20,9 @@ from storm_dagster.model.topology import (
 )
 
 FUSE_KEY = "topology.spark.fuse"
+"""Conf key of a topology or component; false: its bolts run in their own tasks."""
 COUNTS_KEY = "topology.spark.fuse.counts"
+"""Conf key of a topology or component; false: the rows between bolts need not be counted."""
 CHAIN_KEY = "topology.spark.chain"
 """In the conf of a spout as workers load it: the chain of its query."""
 FUSED = "__fused_"
@@ -29,10 +31,12 @@ FUSED_ROWS = FUSED + "rows_"
 """Prefix of the stream from the spout to a fused bolt with the rows that other components read."""
 FUSED_COUNTS = FUSED + "counts_"
 """Prefix of the stream from the spout to a fused bolt with the counts of batches."""
+# Reason of a tuple that fails while a spout and a bolt disagree whether the bolt is fused.
 OTHER_WAY = (
     "its spout's worker runs the chain the other way (topology.spark.fuse): it is sent again until"
     " both are updated"
 )
+# Groupings that send each tuple to one task.
 _GROUPINGS = ("shuffle", "local_or_shuffle", "none", "fields", "partial_key", "global")
 
 
@@ -68,6 +72,7 @@ def fused_components(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[str, s
         for name, part in spec.bolts.items()
         if _class_of(part) == "SparkBolt" and _may_fuse(part, conf)
     }
+    # A bolt may be declared before the bolts that it reads: repeated until none can join a chain.
     has_grown = True
     while has_grown:
         has_grown = False
@@ -106,7 +111,13 @@ def _may_fuse(part: ComponentSpec, conf: Mapping[str, Any]) -> bool:
 
 
 def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
-    """Return the topology as workers run it: unchanged if no component is fused."""
+    """Return the topology as workers run it: unchanged if no component is fused.
+
+    The conf of a spout then has the chain of its query (``CHAIN_KEY``): ``root``, the spout;
+    ``fields``, its output fields; ``emits``, true if components outside of the chain read its rows;
+    ``parts``, the bolts in their order (``_part``). A fused bolt reads the spout's streams with its
+    rows, if it has readers outside of the chain, and with its counts.
+    """
     fused = fused_components(spec, conf)
     if not fused:
         return spec
@@ -162,7 +173,9 @@ def _part(
 ) -> dict[str, Any]:
     """A bolt of a chain as the spout's conf has it.
 
-    ``outside``: other components read it.
+    ``outside``: components outside of the chain read it; ``stream`` is then the stream for its
+    rows, and otherwise empty. ``function``, ``args`` and ``schema`` are those of the
+    :class:`SparkBolt`. ``counted`` is false if its rows need not be counted.
     """
     outputs = bolt.outputs.get(DEFAULT_STREAM)
     return {

@@ -26,10 +26,12 @@ T = TypeVar("T")
 Choose = Callable[[Sequence[Any]], T]
 
 _MAX_CACHED_KEYS = 65_536
+"""Number of keys whose targets a chooser keeps; one more empties its cache."""
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 
 def _normal(value: Any) -> Any:
+    """A value of MessagePack that is the same for values that compare equal."""
     # Values that are equal in Python must have equal bytes: 1 == 1.0 == True == Decimal(1), b"a" ==
     # bytearray(b"a"), a str Enum and its text, aware times at one instant.
     kind = type(value)
@@ -60,8 +62,11 @@ def _normal(value: Any) -> Any:
 
 
 def _normal_number(value: Any) -> Any:
+    """The same number for equal ones: an integer if possible, then a float, else its hash."""
     if value != value:
+        # Not a number: all of them are one key.
         return float("nan")
+    # The range of MessagePack's integers.
     if -(1 << 63) <= value < 1 << 64 and value == int(value):
         return int(value)
     try:
@@ -82,12 +87,14 @@ def stable_hash(key: Any) -> int:
         if isinstance(key, str):
             crc = zlib.crc32(key.encode("utf-8", "surrogatepass"))
         else:
+            # Another start value: the bytes of this form are not those of a text.
             crc = zlib.crc32(_encode(_normal(key)), 1)
     except (TypeError, ValueError, OverflowError, ArithmeticError, RecursionError) as error:
         raise InvalidRequest(
             f"a value of type {type(key).__name__} cannot be grouped by: {error}"
         ) from None
-    # The low bits decide between few tasks: all bits must influence them.
+    # The low bits decide between few tasks: all bits must influence them. The factor is the golden
+    # ratio of 32 bits, as in Knuth's multiplicative hashing.
     mixed = (crc * 0x9E3779B1) & 0xFFFFFFFF
     return mixed ^ (mixed >> 15)
 
@@ -101,6 +108,7 @@ def reader_of(partition: str, tasks: int) -> int:
     head = partition.rstrip("])} ")
     stem = head.rstrip("0123456789")
     number = head[len(stem) :]
+    # More digits are not the number of a partition.
     if 0 < len(number) < 19:
         return (stable_hash(stem) + int(number)) % tasks
     return stable_hash(partition) % tasks
@@ -127,6 +135,7 @@ def fields_chooser(
         try:
             target = lookup(key)
         except TypeError:
+            # A key that is not hashable, such as a list, is not cached.
             return targets[stable_hash(key) % count]
         if target is None:
             if len(cache) >= _MAX_CACHED_KEYS:

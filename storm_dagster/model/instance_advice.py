@@ -7,6 +7,7 @@ from typing import Any
 from storm_dagster.model.tables import load_table
 
 _STOCK_DEQUEUE_SECS = 5
+"""Dagster's default for ``dequeue_interval_seconds``."""
 _TABLE = load_table(__name__, "instance_advice")
 
 

@@ -17,13 +17,15 @@ buckets.
 """
 
 _PER_DOUBLING = 8
+"""Buckets from one power of two to the next."""
 _BOUNDS = range(-16, 9)
 """Exponents of the bounds that Prometheus gets: 15 us to 256 s."""
+# (name in documents, share of the tuples).
 _QUANTILES = (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
 
 
 def bucket_of(nanos: float) -> int:
-    """The bucket of a latency."""
+    """The bucket of a latency in nanoseconds."""
     return math.ceil(_PER_DOUBLING * math.log2(max(nanos, 1.0) / 1e9))
 
 
@@ -79,9 +81,9 @@ def sum_buckets(parts: Iterable[Buckets]) -> Buckets:
 
 
 def percentiles(buckets: Buckets) -> dict[str, float]:
-    """``p50_ms``, ``p95_ms`` and ``p99_ms`` of ``sampled`` tuples.
+    """``p50_ms``, ``p95_ms``, ``p99_ms``, and the number ``sampled`` of tuples.
 
-    Empty without any.
+    A percentile is the middle of its bucket. Empty without tuples.
     """
     sampled = sum(buckets.values())
     if not sampled:
@@ -98,7 +100,10 @@ def percentiles(buckets: Buckets) -> dict[str, float]:
 
 
 def prometheus_buckets(buckets: Buckets) -> tuple[list[tuple[str, float]], float]:
-    """(bound in seconds, number up to it) of every bound; sum of seconds."""
+    """The histogram for Prometheus: [(bound, number up to it)], and the sum in seconds.
+
+    A bound is the text of a number of seconds, the last one ``+Inf``.
+    """
     counts: list[tuple[str, float]] = []
     for bound in _BOUNDS:
         last_bucket = bound * _PER_DOUBLING

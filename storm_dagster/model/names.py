@@ -11,6 +11,7 @@ from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
+# Components that the cluster adds to topologies, and the sender of its own tuples.
 ACKER = "__acker"
 TOPOLOGY_MASTER = "__topology_master"
 SYSTEM = "__system"

@@ -10,6 +10,11 @@ from storm_dagster.model.records import Record, SupervisorInfo, WorkerSlot
 from storm_dagster.model.slot import Slot
 
 Event = Literal["new", "monitor", "rebalance"]
+"""Reason to place a topology.
+
+``new``: it was submitted. ``monitor``: tasks are dead. ``rebalance``: its parallelism or spread is
+to change.
+"""
 
 
 class _Value(BaseModel):
@@ -51,6 +56,7 @@ class TopologyToPlace(_Value):
     strategy: str = "balanced"
     event: Event = "new"
     reassign: bool = False
+    """True if a rebalance gives all tasks new places."""
     workers: int = 1
     """``topology.workers``."""
     tasks: dict[int, str] = {}
@@ -81,7 +87,9 @@ class TopologyToPlace(_Value):
     old: tuple[WorkerSlot, ...] = ()
     """The current assignment; with event ``new`` the backup under the name."""
     dead: tuple[int, ...] = ()
+    """Tasks that are dead."""
     unstopped: tuple[int, ...] = ()
+    """Tasks of workers that still beat although their supervisor is gone."""
     conf: dict[str, Any] = Field(default_factory=dict)
     """The merged conf, for strategies that need more."""
 
@@ -171,7 +179,9 @@ class PlacementResult(Record):
     placements: tuple[TopologyPlacement, ...]
     planner: Literal["pyspark", "python"]
     session_secs: float = 0.0
+    """Time until the planner had its Spark session."""
     assign_secs: float = 0.0
+    """Time that the planning took."""
 
     def placement(self, name: str) -> TopologyPlacement:
         """Placement of one topology.

@@ -12,6 +12,7 @@ MASTER_ALONE_FROM = 10
 """Number of workers from which on the topology master gets its own worker by default."""
 
 _SUPERVISORS_NAMED = 10
+"""Number of supervisors that a refusal names."""
 
 
 class Reason(IntEnum):
@@ -60,21 +61,23 @@ REASONS = {reason.text: reason for reason in Reason}
 
 
 def slot_reason_text(reason: int, against: str) -> str:
-    """The sentence for a slot, with the next best supervisor, if any."""
+    """The sentence for a slot; ``against`` is the comparison of :func:`slot_rival`, or empty."""
     text = Reason(reason).text
     return f"{text}: {against}" if against else text
 
 
 def slot_rival(reason: "Reason", load: tuple[int, int, str], rival: tuple[int, int, str]) -> str:
-    """Comparison of the least loaded supervisor with the next one.
+    """Comparison of the least loaded supervisor with the next one: ``3, next is s2 with 2``.
 
     Each is (minus free ports, used ports, id).
     """
+    minus_free, used, _ = load
+    rival_minus_free, rival_used, rival_id = rival
     if reason is Reason.SLOT_MOST_FREE:
-        return f"{-load[0]}, next is {rival[2]} with {-rival[0]}"
+        return f"{-minus_free}, next is {rival_id} with {-rival_minus_free}"
     if reason is Reason.SLOT_FEWEST_USED:
-        return f"{load[1]}, next is {rival[2]} with {rival[1]}"
-    return f"next is {rival[2]}"
+        return f"{used}, next is {rival_id} with {rival_used}"
+    return f"next is {rival_id}"
 
 
 class Refusal(NamedTuple):
@@ -88,6 +91,7 @@ class Refusal(NamedTuple):
     """The same for each of its tasks, without numbers."""
 
 
+# Kind -> refusal whose message has places for the values of :func:`refusal`.
 _REFUSALS = {
     "no supervisor": Refusal(
         "Unavailable",
@@ -145,8 +149,10 @@ def short_of_slots_refusal(
     """Refusal for a topology that needs more slots than there are.
 
     ``free`` lists (supervisor id, free ports) of the supervisors that it may use; ``workers`` is
-    the ``topology.workers`` with which it would fit, ``None`` if there is none.
+    the ``topology.workers`` with which it would fit, ``None`` if there is none. ``reserve`` is the
+    number of slots that must stay free, ``isolated`` true if only some hosts are free for it.
     """
+    # Supervisors without a free port last, since not all are named.
     pairs = sorted(free, key=lambda pair: (pair[1] == 0, pair[0]))
     total = sum(count for _, count in pairs)
     supervisors = ", ".join(f"{node}: {count}" for node, count in pairs[:_SUPERVISORS_NAMED])

@@ -68,8 +68,11 @@ class PlanTopology(_Part):
     reassign: bool = False
     old: list[PlanOldWorker] = []
     dead: list[TaskId] = []
+    """Tasks that are dead."""
     unstopped: list[TaskId] = []
+    """Tasks of workers that still beat although their supervisor is gone."""
     tasks: dict[str, list[TaskId]] = {}
+    """Component -> its task ids."""
 
 
 class PlanDocument(_Part):
@@ -108,7 +111,7 @@ def decode_plan(value: Any, source: str) -> PlanDocument:
 
 
 def _part_of(path: Sequence[str | int]) -> type[_Part]:
-    """The part whose key ``path`` ends with."""
+    """The class of the part whose key ``path`` ends with."""
     if len(path) >= 4:
         return PlanOldWorker if path[2] == "old" else PlanComponent
     if path[0] == "supervisors":
@@ -142,6 +145,7 @@ def _faults(document: PlanDocument) -> Iterator[Fault]:
     slots: list[tuple[str, str]] = []
     for index, topology in enumerate(document.topologies):
         if topology.event == "new":
+            # Its old workers are a backup, which holds no slots.
             continue
         for number, worker in enumerate(topology.old):
             slots.append((worker.slot.key, place("topologies", index, "old", number)))
@@ -149,6 +153,7 @@ def _faults(document: PlanDocument) -> Iterator[Fault]:
 
 
 def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]:
+    """Repeated ids and ports, ports of two supervisors of a host, used ports that do not exist."""
     ids = ((node.id, place("supervisors", index, "id")) for index, node in enumerate(supervisors))
     yield from _repeated(ids, "supervisor {} is listed twice")
     owner: dict[tuple[str, int], str] = {}
@@ -179,6 +184,7 @@ def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]
 
 
 def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
+    """Faults inside of a topology; their places are relative to it."""
     components = {*topology.spouts, *topology.bolts}
     for kind, parts in (("spouts", topology.spouts), ("bolts", topology.bolts)):
         for component, part in parts.items():

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from storm_dagster.model.errors import Corrupt
 
+# Ids and runs of them, joined by commas, without leading zeros.
 _RANGES = re.compile(r"[1-9][0-9]{0,9}(-[1-9][0-9]{0,9})?(,[1-9][0-9]{0,9}(-[1-9][0-9]{0,9})?)*")
 _MAX_IDS = 10_000_000
 """Bound of the memory that a forged record can make a reader allocate."""

@@ -53,9 +53,11 @@ class _Reading:
     """Validation context of :func:`decode_record` alone."""
 
     met_unknown = False
+    """Set to true by the first field that this release does not know."""
 
 
 def _known_or_read(value: object, info: ValidationInfo) -> object:
+    """Accept an unknown field only while a record is decoded."""
     if not isinstance(info.context, _Reading):
         raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted")
     info.context.met_unknown = True

@@ -23,6 +23,7 @@ from storm_dagster.model.errors import InvalidRequest
 
 _R = TypeVar("_R", bound=BaseModel)
 _MAX_SECS = 10 * 366 * 86400
+"""Longest duration in a request: ten years."""
 
 
 @dataclass(frozen=True)

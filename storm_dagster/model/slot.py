@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from storm_dagster.model.errors import Corrupt
 
+# The id of a supervisor, which may have colons and line breaks, and a port.
 _KEY = re.compile(r"(.*):(-?[0-9]+)", re.DOTALL)
 
 

@@ -18,14 +18,18 @@ import msgspec
 from storm_dagster.model.errors import InvalidRequest
 
 REGISTER_KEY = "topology.serialization.register"
+"""Conf key of the classes that values may have."""
 ATOMIC: frozenset[type] = frozenset((str, int, float, bool, bytes, type(None)))
 """Immutable types of MessagePack: their values are neither copied nor converted."""
 
 _MAX_DEPTH = 64
+"""Levels of containers in one value, so that a cycle ends with an error."""
+# Values of these types are not copied.
 _IMMUTABLE = ATOMIC | {date, timedelta, Decimal, UUID}
 _MICROSECOND = timedelta(microseconds=1)
 _MIN_INTEGER = -(1 << 63)
 _MAX_INTEGER = (1 << 64) - 1
+"""Bounds of MessagePack's integers."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -33,8 +37,11 @@ class _Form(NamedTuple):
     """Extension of one type: its code, and the parts of a value."""
 
     code: int
+    """Type of MessagePack's extension; a code is never used for another type."""
     take: Callable[[Any], Iterable[Any]]
+    """Returns the parts of a value."""
     make: Callable[[list[Any]], Any]
+    """Creates the value of its parts."""
 
 
 def _offset(value: datetime | time) -> int | None:
@@ -67,6 +74,11 @@ def _take_dataclass(value: Any) -> list[Any]:
 
 
 def _make_dataclass(parts: list[Any]) -> Any:
+    """The object of (name of its class, field, value, field, value, ...).
+
+    Stored fields that the class no longer has are dropped. :class:`InvalidRequest` for a field
+    without a stored value and a default.
+    """
     kind = _class_of(parts[0])
     stored_fields = _make_map(parts[1:])
     # As in `copy`, no code of the class runs. A field that the stored value lacks has its default.
@@ -132,11 +144,15 @@ _FORMS: dict[type, _Form] = {
         lambda parts: parts[0].decode("utf-8", "surrogatepass"),
     ),
 }
+# Code of an extension -> its form.
 _BY_CODE = {form.code: form for form in (*_FORMS.values(), _MAP, _ENUM, _DATACLASS)}
 
 _registered: tuple[str, ...] = ()
+"""Names of the classes that are allowed."""
 _load: Callable[[str, str], Any] | None = None
+"""Loads one of them; ``None`` before :func:`register_classes`."""
 _classes: dict[str, type] | None = None
+"""The loaded classes by name; ``None`` before the first use."""
 
 
 def register_classes(names: Iterable[str], load: Callable[[str, str], Any]) -> None:
@@ -151,6 +167,10 @@ def register_classes(names: Iterable[str], load: Callable[[str, str], Any]) -> N
 
 
 def _load_classes() -> dict[str, type]:
+    """The registered classes by name, loaded at the first call.
+
+    :class:`InvalidRequest` for one that is neither a dataclass nor an Enum.
+    """
     global _classes
     if _load is None:
         return {}
@@ -166,6 +186,7 @@ def _load_classes() -> dict[str, type]:
 
 
 def _class_of(name: str) -> Any:
+    """The registered class of that name; :class:`InvalidRequest` for any other."""
     try:
         return _load_classes()[name]
     except KeyError:
@@ -175,6 +196,7 @@ def _class_of(name: str) -> Any:
 
 
 def _name_of(kind: type) -> str:
+    """The name of a registered class; ``TypeError`` with a remedy for any other."""
     for name, registered_kind in _load_classes().items():
         if registered_kind is kind:
             return name
@@ -195,8 +217,10 @@ def _name_of(kind: type) -> str:
 
 
 def _form_of(kind: type) -> _Form:
+    """The extension of a type; ``TypeError`` for a type that is not allowed."""
     form = _FORMS.get(kind)
     if form is None:
+        # Raises for a class that is not registered.
         _name_of(kind)
         form = _ENUM if issubclass(kind, Enum) else _DATACLASS
     return form
@@ -263,6 +287,7 @@ def _pack(value: Any, odd: bool = False) -> Any:
 
 
 def _extension(form: _Form, value: Any, odd: bool) -> msgspec.msgpack.Ext:
+    """The value as an extension, whose bytes are a list of its parts."""
     return msgspec.msgpack.Ext(form.code, _encode([_pack(part, odd) for part in form.take(value)]))
 
 
@@ -271,6 +296,7 @@ def encode_own(value: Any) -> bytes:
     try:
         return _encode(_pack(value))
     except (OverflowError, UnicodeEncodeError):
+        # A long integer or a lone surrogate is rare: only then each text and integer is checked.
         return _encode(_pack(value, odd=True))
 
 

@@ -19,6 +19,7 @@ MAX_FRAME_CONTAINERS = 1_000_000
 a hundred in memory.
 """
 MAX_REQUEST_BYTES = 1024 * 1024
+"""A larger request to a worker is dropped."""
 
 Bundle = tuple[int | list[int], int, list[list[Any]]]
 """(root, edge, values of one or more tuples). Tuples of a bundle share one edge of one tree. Root
@@ -269,13 +270,14 @@ def can_travel(raw: bytes) -> bool:
         return True
     # Text and bytes may also hold these bytes: only parsing counts the containers.
     at = 0
-    open_values = 1
+    open_values = 1  # Number of values that must follow to complete all open containers.
     containers = 0
     while open_values and at < size and containers <= MAX_FRAME_CONTAINERS:
         lead = raw[at]
         at += 1
         open_values -= 1
         containers += lead in _CONTAINERS
+        # A map has twice as many values as entries: keys and values.
         if 0x80 <= lead <= 0x9F:
             open_values += (lead & 15) << (lead < 0x90)
         elif 0xA0 <= lead <= 0xBF:
@@ -286,6 +288,7 @@ def can_travel(raw: bytes) -> bool:
             if lead >= 0xDC:
                 open_values += number << (lead >= 0xDE)
             else:
+                # An extension has one more byte, its type.
                 at += number + (0xC7 <= lead <= 0xC9)
         else:
             at += _FIXED.get(lead, 0)

@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import logging
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MAX_PAUSE_SECS = 2.0
+"""Maximum pause of the task after a batch that failed as a whole."""
 _MAX_SINGLE_ROWS = 3
 """Number of rows that are tried alone. If all of them raise, the function is at fault."""
 _MAX_LOSSES = 5
@@ -78,12 +79,19 @@ class SparkBolt(Bolt):
         self.batch_secs = batch_secs
         self.batch_bytes = batch_bytes
         self._columns = columns_of(schema) if schema else None
+        """Names of the columns in ``schema``."""
         self._struct: Any = None
+        """``schema`` as Spark has parsed it; ``None`` before the first batch."""
         self._waiting: list[Tuple] = []
+        """Tuples of the current batch, also while it runs."""
         self._bytes = 0
+        """Size of these tuples; only counted with ``batch_bytes``."""
         self._since = 0.0
+        """Time of the batch's first tuple, of the monotonic clock."""
         self._pauses = Backoff(0.1, _MAX_PAUSE_SECS)
         self._session: Any = None
+        """Session that the last part of a batch ran in."""
+        # Since the task began, as the metrics batches, failed_batches and bad_rows.
         self._batch_count = 0
         self._failed_count = 0
         self._bad_row_count = 0
@@ -117,12 +125,16 @@ class SparkBolt(Bolt):
             self._fields = []
         self._function = spark_session.resolve_function(self.function)
         parameters = list(inspect.signature(self._function).parameters)
+        # The first one gets the DataFrame, whatever its name.
         self._takes_context = "context" in parameters[1:]
         # The tuples of the batch would time out while it is divided further.
         self._max_secs = float(conf.get("topology.message.timeout.secs") or 30) / 2
 
     def process(self, tup: Tuple) -> None:
-        """Add the tuple to the batch, and run the batch when it is full or old enough."""
+        """Add the tuple to the batch, and run the batch when it is full or old enough.
+
+        A tuple of a spout whose worker fuses the bolt fails at once.
+        """
         if tup.stream.startswith(FUSED):
             reason = f"{self._subject}: a tuple is not for {self.function}: {OTHER_WAY}"
             self._fail([tup], Unavailable(reason))
@@ -158,7 +170,7 @@ class SparkBolt(Bolt):
             self._run_batch()
 
     def _make_room(self) -> None:
-        """Process the waiting batch, if Spark answers."""
+        """Process the waiting batch, if a retry is due and Spark answers."""
         if not self._retries.is_due():
             return
         try:
@@ -187,93 +199,105 @@ class SparkBolt(Bolt):
         """Run the batch, and search the rows that raise alone if it raises.
 
         The halves of each part that raises are run. If the first rows that are tried alone all
-        raise, the function is at fault and not a row: the batch fails as a whole.
+        raise, the function is at fault and not a row: the batch fails as a whole. If Spark is
+        lost, the tuples that are not acked wait for it.
         """
         # The batch stays in ``_waiting``: if the function ends the process, its tuples fail when
         # the task restarts.
-        batch = self._waiting
-        began = time.monotonic()
-        # A stack: the part with the first rows of the batch is the last one.
-        parts: list[list[Tuple]] = [batch]
-        bad: list[tuple[Tuple, Exception]] = []
-        acked = 0
-        first: Exception | None = None
-        acked_ids: set[int] = set()
-        while parts and (acked or len(bad) < _MAX_SINGLE_ROWS):
-            part = parts.pop()
-            try:
-                session = spark_session.worker_session(
-                    self._conf, self._archive, cluster_servers=self._servers
-                )
-                self._session = session
-            except Unavailable as error:
-                self._await_spark(_without(batch, acked_ids), error)
-                return
-            except Exception as error:
-                # The conf names no Spark, or pyspark is not installed.
-                first = error
-                parts.append(part)
+        run = _BatchRun(self._waiting)
+        while run.parts and (run.acked_ids or len(run.bad) < _MAX_SINGLE_ROWS):
+            if not self._run_next_part(run):
                 break
-            try:
-                self._run_part(part, session)
-            except Exception as error:
-                if self._is_spark_lost(error, probe=first is None):
-                    spark_session.drop_worker_session(self._conf, session)
-                    error = spark_session.outage(self._conf, error)
-                    self._losses += 1
-                    if self._losses < _MAX_LOSSES:
-                        self._await_spark(_without(batch, acked_ids), error)
-                        return
-                if first is None:
-                    first = error
-                if self._emitted or isinstance(error, Unavailable | _WrongResult):
-                    parts.append(part)
-                    break
-                if len(part) == 1:
-                    bad.append((part[0], error))
-                    if not acked and parts:
-                        # Neighbors are often bad together: the next single row is another one.
-                        parts = _last_row_next(parts)
-                    continue
-                middle = len(part) // 2
-                parts.append(part[middle:])
-                parts.append(part[:middle])
-                if time.monotonic() - began > self._max_secs:
-                    break
-            else:
-                self._bound().ack_all(part)
-                acked += len(part)
-                acked_ids.update(map(id, part))
+        if run.outage is None:
+            self._finish_batch(run)
+        else:
+            self._await_spark(run.unacked(), run.outage)
+
+    def _run_next_part(self, run: "_BatchRun") -> bool:
+        """Run the function with the part on top of the stack, and ack its tuples.
+
+        If it raises, its halves replace it, or a single row is added to ``run.bad``. False if no
+        other part is to be run: Spark is lost (``run.outage``), the error is not that of a row, or
+        the search takes too long. ``run.parts`` then has the tuples that were not tried alone.
+        """
+        part = run.parts.pop()
+        try:
+            session = spark_session.worker_session(
+                self._conf, self._archive, cluster_servers=self._servers
+            )
+            self._session = session
+        except Unavailable as error:
+            run.outage = error
+            return False
+        except Exception as error:
+            # The conf names no Spark, or pyspark is not installed.
+            run.first_error = error
+            run.parts.append(part)
+            return False
+        try:
+            self._run_part(part, session)
+        except Exception as error:
+            if self._is_spark_lost(error, probe=run.first_error is None):
+                spark_session.drop_worker_session(self._conf, session)
+                error = spark_session.outage(self._conf, error)
+                self._losses += 1
+                if self._losses < _MAX_LOSSES:
+                    run.outage = error
+                    return False
+            if run.first_error is None:
+                run.first_error = error
+            # After an emit the halves would emit its rows once more. The other errors are not
+            # those of a row.
+            if self._emitted or isinstance(error, Unavailable | _WrongResult):
+                run.parts.append(part)
+                return False
+            if len(part) == 1:
+                run.bad.append((part[0], error))
+                if not run.acked_ids and run.parts:
+                    # Neighbors are often bad together: the next single row is another one.
+                    run.parts = _last_row_next(run.parts)
+                return True
+            middle = len(part) // 2
+            run.parts.append(part[middle:])
+            run.parts.append(part[:middle])
+            return time.monotonic() - run.began <= self._max_secs
+        self._bound().ack_all(part)
+        run.acked_ids.update(map(id, part))
+        return True
+
+    def _finish_batch(self, run: "_BatchRun") -> None:
+        """Fail the tuples that are not acked, report the metrics, and take tuples again."""
         self._waiting = []
         self._bytes = 0
         self._losses = 0
         self._retries.end()
         self._is_full = False
-        if not acked and len(batch) > 1:
-            parts = [batch]
-            bad = []
-        for tup, error in bad:
+        if not run.acked_ids and len(run.batch) > 1:
+            # No row has succeeded: all tuples fail with the first error.
+            run.parts = [run.batch]
+            run.bad = []
+        for tup, error in run.bad:
             self._fail([tup], self._bad_row(tup, error))
-        if first is None:
+        if run.first_error is None:
             self._errors.clear()
-        elif parts or not bad:
+        elif run.parts or not run.bad:
             unprocessed: list[Tuple] = []
-            for part in reversed(parts):
+            for part in reversed(run.parts):
                 unprocessed += part
-            self._fail(unprocessed, first)
-        if parts or bad:
+            self._fail(unprocessed, run.first_error)
+        if run.parts or run.bad:
             self._failed_count += 1
-            self._bad_row_count += len(bad)
+            self._bad_row_count += len(run.bad)
             self.report_metric("failed_batches", self._failed_count)
             self.report_metric("bad_rows", self._bad_row_count)
-        if parts or not acked:
+        if run.parts or not run.acked_ids:
             time.sleep(self._pauses.next_pause())
             return
         self._pauses.reset()
         self._batch_count += 1
         self.report_metric("batches", self._batch_count)
-        self.report_metric("batch_tuples", acked)
-        self.report_metric("batch_ms", round((time.monotonic() - began) * 1000, 1))
+        self.report_metric("batch_tuples", len(run.acked_ids))
+        self.report_metric("batch_ms", round((time.monotonic() - run.began) * 1000, 1))
 
     def _is_spark_lost(self, error: Exception, probe: bool) -> bool:
         """True if the error of a part comes from an outage of Spark.
@@ -290,6 +314,10 @@ class SparkBolt(Bolt):
         return not spark_session.answers(self._session)
 
     def _run_part(self, part: list[Tuple], session: Any) -> None:
+        """Call the function with these tuples, and emit the rows of its result.
+
+        ``_emitted`` is then the number of emitted rows, also if this raises.
+        """
         self._emitted = 0
         table = self._table(part)
         args = self.function_args
@@ -318,6 +346,7 @@ class SparkBolt(Bolt):
         self._errors.report(reason)
 
     def _bad_row(self, tup: Tuple, error: Exception) -> InvalidRequest:
+        """The reason of a failed tuple whose row raises alone."""
         row = dict(zip(self._column_names(tup), tup.values, strict=False))
         cause = spark_session.innermost(error)
         return InvalidRequest(
@@ -364,12 +393,18 @@ class SparkBolt(Bolt):
         return self._columns or list(self._context.source_fields(tup.component, tup.stream))
 
     def _table(self, batch: list[Tuple]) -> "pa.Table":
+        """The tuples as an Arrow table.
+
+        Raises :class:`InvalidTopology` if their number of values is not that of the columns, or if
+        the values of a column have different types.
+        """
         import pyarrow
 
         columns = self._batch_columns(batch)
         try:
             values = list(zip(*(tup.values for tup in batch), strict=True))
         except ValueError:
+            # Tuples of different lengths: the error below is raised.
             values = []
         if len(values) != len(columns):
             raise InvalidTopology(
@@ -402,12 +437,29 @@ class SparkBolt(Bolt):
         return columns
 
 
-def _without(batch: list[Tuple], acked_ids: Set[int]) -> list[Tuple]:
-    """The tuples of a batch that are not acked.
+class _BatchRun:
+    """Progress of a batch: its parts that are not run, and the rows that raise alone."""
 
-    They keep their order, so that a batch without acked tuples keeps its ``batch_id``.
-    """
-    return [tup for tup in batch if id(tup) not in acked_ids]
+    def __init__(self, batch: list[Tuple]) -> None:
+        self.batch = batch
+        self.began: float = time.monotonic()
+        self.parts: list[list[Tuple]] = [batch]
+        """Stack of the parts to run: that with the first rows of the batch is the last one."""
+        self.bad: list[tuple[Tuple, Exception]] = []
+        """(tuple, error) of the rows that raise alone."""
+        self.acked_ids: set[int] = set()
+        """``id()`` of each acked tuple."""
+        self.first_error: Exception | None = None
+        """Error of the first part that raised: that of all tuples if the batch fails as a whole."""
+        self.outage: Unavailable | None = None
+        """The error of a lost Spark, for which the batch waits."""
+
+    def unacked(self) -> list[Tuple]:
+        """The tuples that are not acked.
+
+        They keep their order, so that a batch without acked tuples keeps its ``batch_id``.
+        """
+        return [tup for tup in self.batch if id(tup) not in self.acked_ids]
 
 
 def _last_row_next(parts: list[list[Tuple]]) -> list[list[Tuple]]:

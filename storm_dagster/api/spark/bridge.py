@@ -28,12 +28,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Messages beside the chunks; ``make_deliver`` repeats them, because it is shipped by value.
 _WAIT = b"wait"
+"""Keepalive of a worker that is not ready yet."""
 _DONE = b"done"
+"""All rows of the connection are acked."""
 _MORE = b"more"
+"""The rows of the last chunk are emitted: the worker takes another one."""
 _END = b""
+"""Sent to the worker after the last chunk."""
 _KEEPALIVE_SECS = 2.0
+"""Interval at which a worker that is not ready yet sends a keepalive."""
 _CHUNK_BYTES = 32 * 1024 * 1024
+"""Size above which a chunk of several rows is divided."""
 _MAX_CHUNK_BYTES = 60 * 1024 * 1024
 """A row becomes a tuple, which has to fit into a frame between workers (``MAX_FRAME_BYTES``)."""
 _MAX_UNKNOWN = 16
@@ -55,8 +62,9 @@ def make_deliver(
 
     That endpoint names the endpoints of the other tasks. Chunks of rows go to any endpoint that is
     ready, and the function returns when each has acked all its rows. A chunk above ``chunk_bytes``
-    is divided. ``tables`` makes the (stream, Arrow table) pairs of a batch; without it, the table
-    has the batch's ``columns``, on the default stream.
+    is divided. ``tables`` makes the (stream, Arrow table) pairs of a batch from its frame and id;
+    without it, the table has the batch's ``columns``, on the default stream. If the function
+    raises, Spark repeats the batch.
 
     The function is nested on purpose: Spark ships a nested function by value, so that the server
     needs only pyarrow, and not this package.
@@ -64,6 +72,10 @@ def make_deliver(
     max_bytes = max(chunk_bytes, _MAX_CHUNK_BYTES)
 
     def deliver(frame: Any, batch_id: int) -> None:
+        """Send the rows of a micro-batch to the workers; return when all are acked.
+
+        Raises if a worker gives the batch up, is silent for a minute or cannot be reached.
+        """
         import json as json_
         import logging as logging_
         import os as os_
@@ -78,6 +90,7 @@ def make_deliver(
         hello = json_.dumps({"batch": int(batch_id)}).encode()
 
         def join(address: tuple[str, int], tries: int = 20) -> list[Any]:
+            """Connect to an endpoint, and return the addresses of the others that it names."""
             before = list(connections)
             try:
                 connection = Client(address, authkey=secret)
@@ -101,14 +114,45 @@ def make_deliver(
             return join(address, tries - 1)
 
         def join_others(addresses: list[Any]) -> None:
+            """Connect to the endpoints of the other tasks that can be reached."""
             for address in addresses:
+                other_host, other_port = address
                 try:
-                    join((str(address[0]), int(address[1])))
+                    join((str(other_host), int(other_port)))
                 except (OSError, EOFError, WrongSecret) as error:
                     # It moved, or does not know this run yet: the other endpoints get the rows.
                     logging_.getLogger("storm_dagster.spark").info(
                         "%s takes no rows: %s", address, error
                     )
+
+        def chunks_of(stream_tables: list[tuple[str, Any]], connection_count: int) -> list[Any]:
+            """The rows of the tables as a stack of chunks: the first rows are on top.
+
+            A chunk has at most ``chunk_rows`` rows, and fewer if each connection is to get some.
+            """
+            stack: list[Any] = []
+            for stream, table in reversed(stream_tables):
+                rows_per_connection = -(-table.num_rows // connection_count)
+                size = max(1, min(chunk_rows, rows_per_connection))
+                table = table.replace_schema_metadata({"stream": stream})
+                chunks = [table.slice(start, size) for start in range(0, table.num_rows, size)]
+                stack += reversed(chunks)
+            return stack
+
+        def bytes_of(part: Any) -> bytes:
+            """The Arrow stream of a chunk; ``ValueError`` if it is too large for a worker."""
+            part = part.combine_chunks()
+            sink = arrow.BufferOutputStream()
+            with arrow.ipc.new_stream(sink, part.schema) as writer:
+                writer.write_table(part)
+            data = sink.getvalue()
+            if data.size > max_bytes:
+                raise ValueError(
+                    f"a row of micro-batch {batch_id} has {data.size:,} bytes, "
+                    f"a worker takes {max_bytes:,}: "
+                    "filter it or cut its columns in the source function"
+                )
+            return data.to_pybytes()
 
         try:
             other_addresses = join((host, port))
@@ -118,14 +162,7 @@ def make_deliver(
                 batch_tables = [("default", frame.select(*columns).toArrow())]
             if any(table.num_rows for _, table in batch_tables):
                 join_others(other_addresses)
-            # A stack: the first rows of the batch are on top.
-            waiting = []
-            for stream, table in reversed(batch_tables):
-                rows_per_connection = -(-table.num_rows // len(connections))
-                size = max(1, min(chunk_rows, rows_per_connection))
-                table = table.replace_schema_metadata({"stream": stream})
-                chunks = [table.slice(start, size) for start in range(0, table.num_rows, size)]
-                waiting += reversed(chunks)
+            waiting = chunks_of(batch_tables, len(connections))
             ready = list(connections)
             busy: list[Any] = []
             while waiting or busy:
@@ -136,25 +173,16 @@ def make_deliver(
                         waiting.append(part.slice(middle))
                         waiting.append(part.slice(0, middle))
                         continue
-                    part = part.combine_chunks()
-                    sink = arrow.BufferOutputStream()
-                    with arrow.ipc.new_stream(sink, part.schema) as writer:
-                        writer.write_table(part)
-                    data = sink.getvalue()
-                    if data.size > max_bytes:
-                        raise ValueError(
-                            f"a row of micro-batch {batch_id} has {data.size:,} bytes, "
-                            f"a worker takes {max_bytes:,}: "
-                            "filter it or cut its columns in the source function"
-                        )
+                    data = bytes_of(part)
                     connection = ready.pop(0)
-                    connection.send_bytes(data.to_pybytes())
+                    connection.send_bytes(data)
                     busy.append(connection)
                 # A worker answers "more" when it has emitted its rows: back pressure reaches Spark.
                 for connection in _await_answer(busy, b"more"):
                     busy.remove(connection)
                     ready.append(connection)
             for connection in connections:
+                # _END
                 connection.send_bytes(b"")
             busy = list(connections)
             while busy:
@@ -211,13 +239,17 @@ class _OpenBatch:
         self.pending: dict[str, tuple[str, list[Any]]] = {}
         """Row id -> (stream, values), from the emit to the ack."""
         self.count = 0
+        """Number of its rows so far, from which their ids are made."""
         self.ended = False
+        """True if its last chunk has arrived."""
         self.cancelled = False
 
     def is_emitted(self) -> bool:
+        """True if no row waits for its emit: the endpoint takes another chunk."""
         return not self.rows
 
     def is_complete(self) -> bool:
+        """True if all of its rows are acked."""
         return self.ended and not self.rows and not self.pending
 
 
@@ -245,12 +277,15 @@ class BatchEndpoint:
         self.host: str = self._listener.address[0]
         self.port: int = int(self._listener.address[1])
         self._condition = threading.Condition()
+        """Guards the open batch and the unknown connections; notified when a thread may go on."""
         self._batch: _OpenBatch | None = None
         self._unknown: dict[Connection, bool] = {}
         """Connections that have not authenticated, the oldest first; the values are true."""
         self._serial = 0
+        """Number of the last batch, so that an ack of an earlier one finds no row."""
         self._closed = False
         self.batches_done: int = 0
+        """Number of batches whose rows were all acked."""
         self._thread = threading.Thread(
             target=self._accept, name=f"spark-batches-{self.port}", daemon=True
         )
@@ -303,6 +338,7 @@ class BatchEndpoint:
         self._thread.join(timeout=5)
 
     def _accept(self) -> None:
+        """Accept connections until the close, each with its own thread."""
         while not self._closed:
             try:
                 connection = self._listener.accept()
@@ -331,6 +367,11 @@ class BatchEndpoint:
                     link.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, connection: Connection) -> None:
+        """Authenticate a connection, and take the chunks of its batch; in a thread of its own.
+
+        Answers a chunk when its rows are emitted, and the end when all rows are acked. An error of
+        the connection is logged, and drops the batch: Spark repeats it.
+        """
         batch: _OpenBatch | None = None
         proof_timer = threading.Timer(_PROOF_SECS, self._shut_down, (connection,))
         proof_timer.daemon = True
@@ -386,6 +427,7 @@ class BatchEndpoint:
             return self._batch
 
     def _add_rows(self, batch: _OpenBatch, raw: bytes) -> None:
+        """Add the rows of a chunk, an Arrow stream whose metadata name the stream of tuples."""
         import pyarrow
 
         with pyarrow.ipc.open_stream(raw) as reader:
@@ -399,7 +441,10 @@ class BatchEndpoint:
     def _wait(
         self, connection: Connection, batch: _OpenBatch, condition: Callable[[], bool]
     ) -> None:
-        """Wait until ``condition()``, with a keepalive every two seconds."""
+        """Wait until ``condition()``, with a keepalive every two seconds.
+
+        Raises :class:`_BatchCanceled` if the batch is canceled or the endpoint closed.
+        """
 
         def has_ended() -> bool:
             return condition() or batch.cancelled or self._closed

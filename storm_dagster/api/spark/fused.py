@@ -47,8 +47,10 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
 
     Beside a Connect server Spark puts a session's archives on the path of Python workers, but not
     of the process that runs functions of batches. So the function contains the archive. It is
-    nested so that Spark ships it by value.
+    nested so that Spark ships it by value. It raises what the import or the access to the name
+    raises.
     """
+    # Reference -> function; "" -> the file of the archive, which keeps it open.
     loaded: dict[str, Any] = {}
 
     def load(reference: str) -> Any:
@@ -78,22 +80,28 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
 
 
 def make_chain(
-    chain: Mapping[str, Any], archive: bytes, counts: str
+    chain: Mapping[str, Any], archive: bytes, counts_prefix: str
 ) -> Callable[[Any, int], list[tuple[str, Any]]]:
     """Create the function that runs the bolts of a chain on a micro-batch.
 
-    ``chain`` is the value of the worker's conf (``model.fusion``). The function returns the
-    (stream, Arrow table) pairs for the worker: rows that components outside of the chain read, and
-    for each bolt the ``counts`` of the batch, as JSON. A bolt whose function raises ends the batch;
-    the error names the bolt. Rows between bolts that ``topology.spark.fuse.counts`` leaves out are
-    not counted: Spark optimizes across such bolts.
+    ``chain`` is the value of ``CHAIN_KEY`` that ``model.fusion.fuse`` makes, with the ``columns``
+    of the query's frame that have the spout's fields. The function returns (stream, Arrow table)
+    pairs for the worker: rows that components outside of the chain read, and for each bolt its
+    counts of the batch, as JSON. Their stream is ``counts_prefix`` and the name of the bolt, or
+    ``counts_prefix`` alone for the counts of the spout, if its rows become no tuples. A bolt whose
+    function raises ends the batch; the error names the bolt. Rows between bolts that
+    ``topology.spark.fuse.counts`` leaves out are not counted: Spark optimizes across such bolts.
+
+    The function is nested so that Spark ships it by value.
     """
     load = make_loader(archive)
-    # Computed once for each bolt: every access to columns is a request to Spark.
-    structs: dict[str, Any] = {}
-    checked: set[str] = set()
+    batch_class = _make_batch_class()
+    read_inputs = _make_input_reader()
+    check_result = _make_result_check()
 
     def run(frame: Any, batch_id: int) -> list[tuple[str, Any]]:
+        """Run the bolts on a micro-batch, in their order; return the tables for the worker."""
+        # It runs beside the Spark server, without this module: it imports all that it uses.
         import inspect
         import json as json_
         import time
@@ -101,89 +109,19 @@ def make_chain(
         from types import SimpleNamespace
 
         import pyarrow
-        from pyspark.sql import Observation, functions
 
-        # A classic session blocks on the value of an observation until an action has made it.
-        can_observe = "connect" in type(frame).__module__
         parts = chain["parts"]
         # Component -> number of bolts of the chain that read its rows.
         readers: Counts[str] = Counts()
         for part in parts:
             readers.update(part["sources"])
-        frames: dict[str, Any] = {}
-        # Component -> number of its rows, or the observation that has it.
-        rows: dict[str, Any] = {}
-        persisted: list[Any] = []
-        tables: list[tuple[str, Any]] = []
-
-        def add(name: str, result: Any, stream: str, *, counted: bool = True) -> None:
-            """Register a result, and count its rows; a stream sends it to the worker."""
-            uses = readers[name] + bool(stream)
-            if uses > 1 or (readers[name] and counted and not can_observe):
-                result = result.persist()
-                persisted.append(result)
-            if stream:
-                table = result.toArrow()
-                tables.append((stream, table))
-                rows[name] = table.num_rows
-            elif readers[name] and not counted:
-                pass
-            elif readers[name] == 1 and can_observe:
-                rows[name] = Observation()
-                result = result.observe(rows[name], functions.count(functions.lit(1)).alias("rows"))
-            else:
-                rows[name] = result.count()
-            frames[name] = result
-
-        def inputs(part: Mapping[str, Any]) -> Any:
-            """The rows of a bolt's sources, in the columns of its schema.
-
-            ``None`` if no source has a result.
-            """
-            union: Any = None
-            for source in part["sources"]:
-                if source not in frames:
-                    continue
-                if union is None:
-                    union = frames[source]
-                elif part["schema"]:
-                    union = union.union(frames[source])
-                else:
-                    # Without a schema only the names tell which columns belong together.
-                    union = union.unionByName(frames[source])
-            if union is None or not part["schema"]:
-                return union
-            struct = structs.get(part["name"])
-            if struct is None:
-                struct = frame.sparkSession.createDataFrame([], part["schema"]).schema
-                if len(struct) != len(union.columns):
-                    raise ValueError(
-                        f"it takes {len(struct)} columns ({', '.join(struct.names)}), "
-                        f"its rows have {union.columns}: name as many in schema"
-                    )
-                structs[part["name"]] = struct
-            renamed = union.toDF(*struct.names)
-            columns: list[Any] = []
-            for field in struct:
-                column = functions.col(f"`{field.name}`")
-                columns.append(column.cast(field.dataType).alias(field.name))
-            return renamed.select(*columns)
-
-        def check_result(part: Mapping[str, Any], result: Any) -> None:
-            """Check the columns of a result once for each bolt."""
-            if part["name"] in checked:
-                return
-            columns = getattr(result, "columns", None) or type(result).__name__
-            if not part["outputs"] or not set(part["outputs"]) <= set(columns):
-                raise ValueError(
-                    f"it returns {columns}, the bolt declares {part['outputs']}: "
-                    "return a DataFrame with these columns, or None"
-                )
-            checked.add(part["name"])
+        # A classic session blocks on the value of an observation until an action has made it.
+        can_observe = "connect" in type(frame).__module__
+        batch = batch_class(readers, can_observe)
 
         def apply(part: Mapping[str, Any]) -> None:
-            """Run a bolt's function, and register its result."""
-            input_frame = inputs(part)
+            """Run a bolt's function, and register its result, if it has one."""
+            input_frame = read_inputs(part, batch.frames, frame.sparkSession)
             if input_frame is None:
                 return
             args = dict(part["args"])
@@ -194,18 +132,15 @@ def make_chain(
             if result is None:
                 return
             check_result(part, result)
-            add(
-                part["name"],
-                result.select(*part["outputs"]),
-                part["stream"],
-                counted=part["counted"],
-            )
+            selected = result.select(*part["outputs"])
+            batch.add(part["name"], selected, part["stream"], counted=part["counted"])
 
         began = time.perf_counter_ns()
+        # Bolt -> duration of its function and of the actions that its result needed.
         nanos: dict[str, int] = {}
         try:
             rows_of_root = frame.select(*chain["columns"]).toDF(*chain["fields"])
-            add(chain["root"], rows_of_root, "default" if chain["emits"] else "")
+            batch.add(chain["root"], rows_of_root, "default" if chain["emits"] else "")
             for part in parts:
                 start = time.perf_counter_ns()
                 try:
@@ -218,20 +153,13 @@ def make_chain(
                         f"{type(error).__name__}: {first_line:.500}"
                     ) from error
                 nanos[part["name"]] = time.perf_counter_ns() - start
-            for name, number in rows.items():
-                if isinstance(number, int):
-                    continue
-                if number.get:
-                    rows[name] = number.get["rows"]
-                else:
-                    # No action has read the rows, so that the observation is empty.
-                    rows[name] = frames[name].count()
+            batch.read_observations()
         finally:
-            for persisted_frame in persisted:
-                persisted_frame.unpersist()
+            batch.unpersist()
+        rows = batch.rows
 
         def report(stream: str, **values: Any) -> None:
-            tables.append((stream, pyarrow.table({"counts": [json_.dumps(values)]})))
+            batch.tables.append((stream, pyarrow.table({"counts": [json_.dumps(values)]})))
 
         for part in parts:
             name = part["name"]
@@ -239,10 +167,150 @@ def make_chain(
             for source in part["sources"]:
                 if source in rows:
                     executed[f"{source}:default"] = rows[source]
+            # The rows of a stream are counted when the bolt's tasks in the workers emit them.
             emitted = 0 if part["stream"] else rows.get(name, 0)
-            report(counts + name, executed=executed, emitted=emitted, nanos=nanos[name])
+            report(counts_prefix + name, executed=executed, emitted=emitted, nanos=nanos[name])
         if not chain["emits"]:
-            report(counts, rows=rows[chain["root"]], nanos=time.perf_counter_ns() - began)
-        return tables
+            report(counts_prefix, rows=rows[chain["root"]], nanos=time.perf_counter_ns() - began)
+        return batch.tables
 
     return run
+
+
+def _make_batch_class() -> type[Any]:
+    """Create the class of the results in one micro-batch of a chain.
+
+    It is nested so that Spark ships it by value.
+    """
+
+    class Batch:
+        """Results of the components of a chain, and the numbers of their rows."""
+
+        def __init__(self, readers: Mapping[str, int], can_observe: bool) -> None:
+            self.frames: dict[str, Any] = {}
+            """Component -> its result; missing if its function returned none."""
+            self.rows: dict[str, Any] = {}
+            """Component -> number of its rows, or the observation that has it.
+
+            Missing for rows that are not counted.
+            """
+            self.tables: list[tuple[str, Any]] = []
+            """(stream, Arrow table) for the worker."""
+            self._persisted: list[Any] = []
+            self._readers = readers
+            self._can_observe = can_observe
+
+        def add(self, name: str, result: Any, stream: str, *, counted: bool = True) -> None:
+            """Register a result, and count its rows; a stream sends it to the worker."""
+            from pyspark.sql import Observation, functions
+
+            readers = self._readers[name]
+            uses = readers + bool(stream)
+            # Persisted if it is read twice: by two users, or by one and by the count() below.
+            if uses > 1 or (readers and counted and not self._can_observe):
+                result = result.persist()
+                self._persisted.append(result)
+            if stream:
+                table = result.toArrow()
+                self.tables.append((stream, table))
+                self.rows[name] = table.num_rows
+            elif readers and not counted:
+                # topology.spark.fuse.counts is false: no action of its own.
+                pass
+            elif readers == 1 and self._can_observe:
+                # Counted while the reader's action reads the rows.
+                self.rows[name] = Observation()
+                count = functions.count(functions.lit(1)).alias("rows")
+                result = result.observe(self.rows[name], count)
+            else:
+                # Without a reader and a stream this is the only action that computes the rows.
+                self.rows[name] = result.count()
+            self.frames[name] = result
+
+        def read_observations(self) -> None:
+            """Replace the observations by their numbers, after the actions of all bolts."""
+            for name, number in self.rows.items():
+                if isinstance(number, int):
+                    continue
+                if number.get:
+                    self.rows[name] = number.get["rows"]
+                else:
+                    # No action has read the rows, so that the observation is empty.
+                    self.rows[name] = self.frames[name].count()
+
+        def unpersist(self) -> None:
+            """Release the memory that Spark keeps for the results."""
+            for result in self._persisted:
+                result.unpersist()
+
+    return Batch
+
+
+def _make_input_reader() -> Callable[[Mapping[str, Any], Mapping[str, Any], Any], Any]:
+    """Create the function that makes the input of a bolt from the results of its sources.
+
+    It is nested so that Spark ships it by value.
+    """
+    # Bolt -> its schema. Computed once: every access to columns is a request to Spark.
+    structs: dict[str, Any] = {}
+
+    def read_inputs(part: Mapping[str, Any], frames: Mapping[str, Any], session: Any) -> Any:
+        """The rows of a bolt's sources, in the columns of its schema.
+
+        ``frames`` are the results by component. ``None`` if no source has a result.
+        """
+        from pyspark.sql import functions
+
+        union: Any = None
+        for source in part["sources"]:
+            if source not in frames:
+                continue
+            if union is None:
+                union = frames[source]
+            elif part["schema"]:
+                union = union.union(frames[source])
+            else:
+                # Without a schema only the names tell which columns belong together.
+                union = union.unionByName(frames[source])
+        if union is None or not part["schema"]:
+            return union
+        struct = structs.get(part["name"])
+        if struct is None:
+            struct = session.createDataFrame([], part["schema"]).schema
+            if len(struct) != len(union.columns):
+                raise ValueError(
+                    f"it takes {len(struct)} columns ({', '.join(struct.names)}), "
+                    f"its rows have {union.columns}: name as many in schema"
+                )
+            structs[part["name"]] = struct
+        renamed = union.toDF(*struct.names)
+        columns: list[Any] = []
+        for field in struct:
+            column = functions.col(f"`{field.name}`")
+            columns.append(column.cast(field.dataType).alias(field.name))
+        return renamed.select(*columns)
+
+    return read_inputs
+
+
+def _make_result_check() -> Callable[[Mapping[str, Any], Any], None]:
+    """Create the function that checks the columns of a bolt's result.
+
+    It is nested so that Spark ships it by value.
+    """
+    # Bolts whose result was checked: only once, since access to columns is a request to Spark.
+    checked: set[str] = set()
+
+    def check_result(part: Mapping[str, Any], result: Any) -> None:
+        """Raise ``ValueError`` if the first result of a bolt does not have its outputs."""
+        if part["name"] in checked:
+            return
+        columns = getattr(result, "columns", None) or type(result).__name__
+        if not part["outputs"] or not set(part["outputs"]) <= set(columns):
+            raise ValueError(
+                f"it returns {columns}, the bolt declares {part['outputs']}: "
+                "return a DataFrame with these columns, or None"
+            )
+        checked.add(part["name"])
+
+    return check_result

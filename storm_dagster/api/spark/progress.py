@@ -23,11 +23,13 @@ class CheckpointOwner:
     """
 
     def __init__(self, checkpoint: str, context: Any) -> None:
+        # The last part of a topology id is the time of its submission.
         launched = str(context.topology_id).rpartition("-")[2]
         self._checkpoint = checkpoint
         self._folder = f"{checkpoint.rstrip('/')}/owner"
         self._own_record: dict[str, Any] = {
             "name": f"component {context.component!r} of topology {context.topology_name!r}",
+            # A larger one is that of a newer deployment or assignment.
             "epoch": [int(launched) if launched.isdigit() else 0, context.assignment_version],
             "token": uuid.uuid4().hex,
             "worker": f"task {context.task_id} at {context.host}:{context.port}",
@@ -83,7 +85,7 @@ def new_reports(query: Any, newest: dict[str, int]) -> list[tuple[dict[str, Any]
     """Spark's reports after the ``newest`` batch of the run, oldest first.
 
     Each is a pair (report, True if its batch has ended). ``newest``, run -> batch, is updated, so
-    that each batch is reported once.
+    that each batch that has ended is reported once.
     """
     reports: list[tuple[dict[str, Any], bool]] = []
     for progress in query.recentProgress:

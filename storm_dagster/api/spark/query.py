@@ -64,6 +64,7 @@ class SparkQuery(SparkSpout):
         self.each_batch = each_batch
         self.batch_args: Mapping[str, Any] = batch_args or {}
         self.output_mode = output_mode
+        # Without a sink its rows become tuples.
         self._emits = not sink_names and not format
 
     @classmethod
@@ -101,10 +102,12 @@ class SparkQuery(SparkSpout):
         self._retry_at = 0.0
 
     def _on_clock(self) -> None:
+        # next_tuple() is not called while the topology is inactive: the query is stopped here.
         if self._halting:
             self._keep_query()
 
     def _writer(self, frame: Any) -> Any:
+        """The ``DataStreamWriter`` with the sink of the arguments, or with that of a spout."""
         if self._emits:
             writer = super()._writer(frame)
         elif self.each_batch:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
+# Remedy of a Spark that does not answer.
 _START = "start it, or set topology.spark.remote / spark.master to one that runs"
 _SESSION_LOSS = re.compile(
     "|".join(SESSION_GONE) + "|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
@@ -50,6 +51,7 @@ _SESSION_LOSS = re.compile(
 )
 """Error messages of a lost server or an expired session."""
 _SLOW_START = "Python worker failed to connect back"
+"""Error message of Spark when its Python process does not start within 10 s."""
 _CHANGED = re.compile(
     "STATEFUL_OPERATOR_NOT_MATCH|SCHEMA_NOT_COMPATIBLE|schema for existing state|"
     "sources in the checkpoint"
@@ -58,8 +60,11 @@ _CHANGED = re.compile(
 _TAKEN = re.compile("CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|with same id is already active")
 """Error messages of a checkpoint with two runs."""
 _MAX_REPORTED = 20
+"""Number of errors that one component remembers as reported; others are reported each time."""
 _START_TRIES = 3
+"""Number of times that a query is started while Spark's Python process starts too slowly."""
 _lock = threading.RLock()
+"""Guards ``_sessions``: several tasks may open the session at once."""
 _sessions: dict[tuple[str, str, str], Any] = {}
 """(kind of target, URL, code) -> session."""
 
@@ -79,7 +84,7 @@ class ErrorsOnce:
         key = innermost(error)
         if key in self._reported:
             return
-        # Spark's messages may contain a number that changes each time.
+        # Spark's messages may contain a number that changes each time: the set is bounded.
         if len(self._reported) < _MAX_REPORTED:
             self._reported.add(key)
         self._component.raise_exception(error)
@@ -164,9 +169,9 @@ def query_error(
 ) -> StormDagsterError:
     """The error of a streaming query in one sentence with the remedy.
 
-    ``subject`` names component, task and function. Returns :class:`InvalidTopology` if the query
-    fails whenever it runs, :class:`Conflict` if another run has its checkpoint, else
-    :class:`Unavailable`.
+    ``subject`` names component, task and function, ``version`` is that of Spark. Returns
+    :class:`InvalidTopology` if the query fails whenever it runs, :class:`Conflict` if another run
+    has its checkpoint, else :class:`Unavailable`. An error of this package is returned unchanged.
     """
     if isinstance(error, StormDagsterError):
         return error
@@ -207,9 +212,10 @@ def query_error(
 
 
 def innermost(error: BaseException) -> str:
-    """The line of an error that names its cause.
+    """The type of an error, and the line of its text that names its cause.
 
-    Of a Python traceback it is the line below its last frame, else the first line.
+    Of a Python traceback it is the line below its last frame, else the first line; at most 500
+    characters.
     """
     name = type(error).__name__
     details = getattr(error, "details", None)
@@ -371,6 +377,11 @@ def _connect(
     code: str = "",
     cluster_servers: Sequence[str] = (),
 ) -> Any:
+    """Create the session of a target: (kind, URL). The other arguments: :func:`worker_session`.
+
+    Raises :class:`Unavailable` if Spark is not reachable. Removes variables of the environment that
+    would choose another Spark.
+    """
     with needs("a Spark component"):
         from pyspark.sql import SparkSession
 
@@ -410,6 +421,8 @@ def _connect_remote(url: str, spark_conf: Mapping[str, str], code: str) -> Any:
     """
     if not code:
         return _attach(url, str(uuid.uuid4()), spark_conf, own=not _has_session_id(url))
+    # Spark refuses the id of a closed session permanently: the next number makes another id, the
+    # same in all workers.
     for number in itertools.count():
         try:
             return _attach(url, query_session_id(code, number), spark_conf, own=False)

@@ -80,21 +80,28 @@ class SparkSpout(Spout):
         self.trigger = trigger
         self.chunk_rows = chunk_rows
         self._endpoint: Any = None
+        """Listener for the rows; ``None`` if the query has a sink."""
         self._emits = True
         """True if rows of the query become tuples."""
         self._query: Any = None
+        """Handle of the running query; ``None`` if it does not run, or that is not known."""
         self._halting = False
+        """True while an inactive topology has a query that may still run, and is to be stopped."""
         self._session: Any = None
         self._version = ""
         """Version of the Spark that ran the query last."""
         self._retry_at = 0.0
+        """Time of the next poll or start of the query (monotonic clock)."""
         self._check_at = 0.0
+        """Time of the next check that this task owns the checkpoint."""
         self._pauses = Backoff(1.0, _MAX_PAUSE_SECS)
         self._announce_at = 0.0
+        """Time of the next announcement of this task's address."""
         self._others: dict[int, tuple[str, int, float]] = {}
         """Other task -> (host, port, time of its announcement)."""
         self._errors = spark_session.ErrorsOnce(self)
         self._batches = 0
+        """Number of batches that have ended, as the metric ``batches``."""
         self._newest: dict[str, int] = {}
         """Run of the query -> its newest batch."""
 
@@ -121,10 +128,12 @@ class SparkSpout(Spout):
         self._archive = spark_session.archive_of(context)
         self._servers = spark_session.cluster_servers_of(context)
         self._owner_task = min(context.component_tasks(context.component))
+        # True if this task owns the query.
         self._owner = context.task_id == self._owner_task
         self._subject = f"component {context.component!r}, task {context.task_id}: {self.source}"
         self._checkpoint_owner = CheckpointOwner(self.checkpoint, context)
         self._query_name = f"{context.topology_name}/{context.component}"
+        # Version of the topology's code: it names a session that outlives the worker.
         self._code = ""
         if self._shares_session and spark_session.spark_target(conf)[0] == "remote":
             # The folder of the code has the name of its version.
@@ -163,7 +172,7 @@ class SparkSpout(Spout):
             raise
 
     def _take_row(self) -> Any:
-        """The next (id, stream, values) of the endpoint; ``None`` without one."""
+        """The next (id, stream, values) of the endpoint; ``None`` without a row or an endpoint."""
         return None if self._endpoint is None else self._endpoint.take()
 
     def ack(self, tup_id: str) -> None:
@@ -233,7 +242,8 @@ class SparkSpout(Spout):
     def _keep_query(self) -> None:
         """Start the query, report its progress, and restart it when it has ended.
 
-        Restarts wait longer after each error.
+        No effect before the next poll is due. Errors are reported, and restarts wait longer after
+        each.
         """
         now = time.monotonic()
         if now < self._retry_at:
@@ -243,6 +253,7 @@ class SparkSpout(Spout):
             if self._query is not None and self._check_query(now):
                 return
             self._query = self._start_query()
+            # Without a query (it was to halt) the entry has no effect.
             self._newest.setdefault(getattr(self._query, "runId", ""), -1)
             self._check_at = now + _CHECK_SECS
         except Exception as error:
@@ -333,6 +344,10 @@ class SparkSpout(Spout):
         )
 
     def _frame(self, session: Any) -> Any:
+        """The DataFrame of the user's function.
+
+        Raises :class:`InvalidTopology` if it is not a streaming DataFrame.
+        """
         frame = self._function(session, **self.source_args)
         # Over Connect Spark resolves the source only for a request.
         if not getattr(frame, "isStreaming", False):
@@ -346,7 +361,10 @@ class SparkSpout(Spout):
         return writer.start()
 
     def _writer(self, frame: Any) -> Any:
-        """The ``DataStreamWriter`` with the sink: here, the tasks of this component."""
+        """The ``DataStreamWriter`` with the sink: here, the tasks of this component.
+
+        Raises :class:`InvalidTopology` if the frame lacks a column.
+        """
         endpoint = self._endpoint
         missing = [name for name in self.columns if name not in frame.columns]
         if missing:

@@ -15,7 +15,9 @@ from storm_dagster.host.processes import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
 _BACKOFF = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+"""Pauses before the restarts of a daemon, in seconds; the last one repeats."""
 _STABLE_SECS = 60.0
+"""Time after which a daemon that runs counts as stable: its pauses begin from the first."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class DaemonSpec:
     id: str
     argv: tuple[str, ...]
     ports: dict[str, int] = field(default_factory=dict)
+    """Name of a port -> port, for its run file."""
 
     @property
     def name(self) -> str:
@@ -73,9 +76,13 @@ class Daemon:
         self._home = home
         self._env = env
         self._child: subprocess.Popen[bytes] | None = None
+        """Its last process, also after the end of it; ``None`` before the first start."""
         self._record: RunFile | None = None
+        """Run file of this process; ``None`` if it died before it was written."""
         self._started = 0.0
+        """Time of its last start (monotonic clock)."""
         self._start_at: float | None = None
+        """Time of its restart (monotonic clock); ``None`` unless its death was noticed."""
 
     @property
     def output(self) -> Path:
@@ -90,7 +97,7 @@ class Daemon:
         return self._child.pid
 
     def start(self) -> None:
-        """Start it now."""
+        """Start it now, and write its run file; a large file of output is rotated before."""
         self.output.parent.mkdir(parents=True, exist_ok=True)
         if self.output.exists() and self.output.stat().st_size > 20 * 2**20:
             os.replace(self.output, self.output.with_suffix(".out.1"))
@@ -112,7 +119,8 @@ class Daemon:
     def watch(self) -> bool:
         """Restart it if it died and its pause is over.
 
-        True if this call did so.
+        True if this call did so. The first call after a death only begins the pause, and kills what
+        is left of its session.
         """
         now = time.monotonic()
         if self._child is None:
@@ -139,12 +147,12 @@ class Daemon:
         return True
 
     def reap(self) -> None:
-        """Collect it if it is dead."""
+        """Collect its exit code if it is dead, so that it is not left as a zombie."""
         if self._child is not None:
             self._child.poll()
 
     def tail(self, size: int = 1000) -> str:
-        """The end of its output and its log, for an error message."""
+        """The last ``size`` bytes of its output and of its log, for an error message."""
         texts: list[str] = []
         for path in (self.output, self.output.with_suffix(".log")):
             with suppress(OSError):

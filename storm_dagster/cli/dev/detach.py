@@ -31,8 +31,9 @@ it.
 def _run(plan: ClusterPlan, progress: Progress, ready: Callable[[ClusterFile], None]) -> None:
     """Run the cluster until SIGINT, SIGTERM or SIGHUP.
 
-    A second signal hurries the end. Children have the default handlers, other than with an
-    inherited "ignore" (``dev &`` in a script).
+    ``ready`` is called with its addresses once all daemons serve. A second signal hurries the end.
+    Children have the default handlers, other than with an inherited "ignore" (``dev &`` in a
+    script).
     """
     stop = threading.Event()
     cluster = DevCluster(plan, progress, stop)
@@ -63,7 +64,7 @@ def run_foreground(plan: ClusterPlan, ready: Callable[[ClusterFile], None]) -> N
 def run_child(plan: ClusterPlan) -> None:
     """Run the cluster as the detached process.
 
-    It reports on the inherited pipe until it is ready.
+    It reports on the inherited pipe, a line of JSON for each step, until it is ready or has failed.
     """
     os.environ["STORM_DAGSTER_LOG_FILES_ONLY"] = "1"
     configure_daemon_logging(plan.home, "dev", "0", plan.conf)
@@ -79,6 +80,7 @@ def run_child(plan: ClusterPlan) -> None:
 
         def ready(cluster: ClusterFile) -> None:
             send({"ready": cluster.model_dump(mode="json")})
+            # Later steps find it closed, which ``send`` ignores.
             pipe.close()
 
         try:

@@ -20,6 +20,7 @@ from storm_dagster.host.processes import Process, RunFile, processes, run_dir, s
 from storm_dagster.host.waiting import poll
 
 GRACE_SECS = 10.0
+"""Time from TERM to KILL."""
 _FROZEN_ROLES = ("supervisor", "dagster-daemon")
 """Roles that would start new workers or Dagster runs while the old ones are being ended."""
 _LAST_ROLES = ("zookeeper", "spark", "spark-master", "spark-worker")
@@ -29,6 +30,7 @@ _BRIEF_ROLES = ("dagster-code",)
 ZooKeeper; a tick can be ended at any time.
 """
 _BRIEF_SECS = 2.0
+"""Their grace."""
 
 
 def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
@@ -56,7 +58,8 @@ def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
         if (process.pid, process.start_ticks) in named:
             members.append(process)
             continue
-        # A session outlives its leader, and its number is not reused during that time.
+        # A session outlives its leader, and its number is not reused during that time: the leader
+        # is gone, or the one that the record names.
         in_session = process.session in sessions and starts.get(process.session) in (
             None,
             sessions[process.session],
@@ -74,7 +77,10 @@ def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
 
 
 def _wait_gone(records: list[RunFile], seconds: float, hurry: Callable[[], bool]) -> list[RunFile]:
-    """Records of the processes that still live after at most ``seconds``."""
+    """Records of the processes that still live after at most ``seconds``.
+
+    It ends sooner when none lives, and when ``hurry()`` is true.
+    """
     alive: list[RunFile] = []
 
     def have_ended() -> bool:
@@ -86,8 +92,13 @@ def _wait_gone(records: list[RunFile], seconds: float, hurry: Callable[[], bool]
 
 
 def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> None:
+    """End processes by TERM, and by KILL after ``grace`` seconds; return after their end.
+
+    A process that KILL does not end within five seconds is not waited for.
+    """
     for record in records:
         if record.signal(signal.SIGTERM):
+            # A stopped process handles the signal only when it continues.
             record.signal(signal.SIGCONT)
     began = time.monotonic()
     alive = _wait_gone(records, min(grace, _BRIEF_SECS), hurry)
@@ -102,9 +113,10 @@ def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> Non
 def kill_family(
     home: Path, records: list[RunFile], reap: Callable[[], None] = lambda: None
 ) -> list[Process]:
-    """Kill the :func:`family`.
+    """Kill the :func:`family`, repeatedly, since it may start processes until it is dead.
 
-    Returns its processes that still live after three seconds.
+    Returns its processes that still live after three seconds. ``reap`` is called after each round:
+    a dead child counts as alive until its parent has collected it.
     """
     survivors: list[Process] = []
     for _ in range(60):

@@ -83,6 +83,7 @@ class ClusterPlan:
     _: KW_ONLY
     conf_dir: Path | None
     overrides: dict[str, Any]
+    """Values of ``-c`` and of :meth:`close_ports`, which every daemon gets."""
 
     @property
     def zookeeper(self) -> str:
@@ -142,6 +143,7 @@ class ClusterPlan:
         )
 
     def _is_new_home(self) -> bool:
+        """True if no cluster was ever started in HOME."""
         return not (self.home / "cluster_id").exists()
 
     def _use_secret_file(self, name: str, key: str, prefix: str, *, create: bool) -> None:
@@ -167,6 +169,7 @@ class ClusterPlan:
         return tuple(command)
 
     def _addresses(self) -> dict[str, Any]:
+        """Conf values with the addresses of this cluster's services, which every daemon gets."""
         values: dict[str, Any] = {
             "storm.zookeeper.servers": self.zookeeper.split(","),
             "storm.zookeeper.port": self.ports.zookeeper,
@@ -191,6 +194,10 @@ class ClusterPlan:
         return [DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})]
 
     def _ensemble_daemons(self) -> list[DaemonSpec]:
+        """The servers of the ensemble.
+
+        They authenticate to each other by a password that is made of the ZooKeeper user's.
+        """
         from storm_dagster.zk.embedded import Member, ensemble_command
 
         members = [

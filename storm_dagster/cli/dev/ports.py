@@ -24,6 +24,7 @@ They are below the ranges from which systems take ports for outgoing connections
 on). So a client does not take the port of a daemon that is being restarted.
 """
 _WEB_PORT = 3000
+"""Dagster's own default for its webserver."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class DevPorts:
     thrift: tuple[int, ...]
     """One for each nimbus."""
     http: tuple[int, ...]
+    """One for each nimbus."""
     supervisor_http: tuple[int, ...]
+    """Log service of each supervisor."""
     slots: tuple[tuple[int, ...], ...]
     """Worker ports of each supervisor."""
     ensemble: tuple[tuple[int, int, int], ...] = ()
@@ -74,7 +77,10 @@ def is_free(port: int) -> bool:
 
 
 def _default_ports(conf: ClusterConf, options: DevOptions) -> DevPorts:
-    """Return the ports of the conf, which must be free and differ."""
+    """Return the ports of the conf, which must be free and differ.
+
+    :class:`Unavailable` names those that are taken, :class:`InvalidRequest` says that two coincide.
+    """
     ports = _ports_of_conf(conf, options)
     busy_ports = _busy(ports.all())
     if busy_ports:
@@ -90,6 +96,7 @@ def _default_ports(conf: ClusterConf, options: DevOptions) -> DevPorts:
 
 
 def _ports_of_conf(conf: ClusterConf, options: DevOptions) -> DevPorts:
+    """The ports of the conf for the first daemon of each role, and others after them."""
     supervisors, slots, nimbuses, zookeepers = options.size
     conf_slots = sorted(conf["supervisor.slots.ports"])
     # The conf has the ports of the first supervisor; those of the others follow above them.
@@ -105,6 +112,8 @@ def _ports_of_conf(conf: ClusterConf, options: DevOptions) -> DevPorts:
         spark=conf["spark.connect.port"],
         webserver=_WEB_PORT,
         thrift=tuple(conf["nimbus.thrift.port"] + index for index in range(nimbuses)),
+        # By default 7621 + 10 n are ports of nimbuses, and the nine between two of them ports of
+        # supervisors.
         http=tuple(conf["nimbus.http.port"] + 10 * index for index in range(nimbuses)),
         supervisor_http=tuple(
             conf["supervisor.http.port"] + index + (index // 9) for index in range(supervisors)
@@ -118,7 +127,14 @@ def _ports_of_conf(conf: ClusterConf, options: DevOptions) -> DevPorts:
 
 
 def _auto_ports(options: DevOptions) -> DevPorts:
+    """Free ports for a cluster of this size, chosen at random.
+
+    :class:`InvalidRequest` for a size that needs too many, :class:`Unavailable` if too few are
+    free.
+    """
     supervisors, slots, nimbuses, zookeepers = options.size
+    # Spark, the webserver and a spare one; a nimbus has two ports, a supervisor one beside its
+    # slots, a ZooKeeper server three.
     number = 3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers
     if options.spark_workers:
         number += 1
@@ -148,7 +164,10 @@ def _auto_ports(options: DevOptions) -> DevPorts:
 
 
 def _free_ports(number: int) -> list[int]:
-    """That many free ports of the range, chosen at random."""
+    """That many free ports of the range, chosen at random.
+
+    :class:`Unavailable` if there are fewer.
+    """
     ports: list[int] = []
     for port in random.sample(_AUTO, len(_AUTO)):
         if is_free(port):
@@ -165,7 +184,7 @@ def _take(ports: Iterator[int], number: int) -> tuple[int, ...]:
 
 
 def _shape(ports: DevPorts) -> tuple[int, int, int, bool, set[int]]:
-    """Numbers of daemons and of slots.
+    """Numbers of supervisors, nimbuses, ensemble servers, Spark masters, and slots.
 
     Ports of the same shape serve the same cluster.
     """
@@ -174,6 +193,7 @@ def _shape(ports: DevPorts) -> tuple[int, int, int, bool, set[int]]:
 
 
 def _busy(ports: Iterable[int]) -> list[int]:
+    """Those of the ports at which no server can listen now, sorted."""
     return sorted({port for port in ports if not is_free(port)})
 
 

@@ -19,6 +19,7 @@ from storm_dagster.nimbus.dagster.transport import queries
 
 NO_DAEMON = "dagster-daemon has not reported yet"
 """Reason of a Dagster that has loaded the code location and only lacks its daemon."""
+# GraphQL with which Dagster loads the code location once more.
 _RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") { __typename } }'
 
 
@@ -47,7 +48,7 @@ def get_json(url: str, options: Mapping[str, Any] | None = None) -> Any:
 
 
 def _quick(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a request that is sent ten times a second."""
+    """Options of a request that is sent ten times a second, without what it does not need."""
     settings = {"trust_env": False, **options}
     if url.startswith("http://"):
         # Certificates, which such an address does not use, take 20 ms to load.
@@ -72,10 +73,10 @@ def supervisor_ids(url: str, options: Mapping[str, Any] | None = None) -> set[st
 
 
 def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool, str] | None:
-    """Reason why Dagster does not serve the code location (yet).
+    """Reason why Dagster does not serve the code location (yet): (loading failed, text).
 
-    ``None`` if it does. The first part is true if loading failed. A request to reload it is sent
-    then: the location may have been loaded too early.
+    ``None`` if it does. After a failure a request to reload it is sent: the location may have been
+    loaded too early.
     """
     query = {"query": queries()["Readiness"][0]}
     try:
@@ -121,9 +122,9 @@ def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
 def prepare_root(conf: dict[str, Any], stored_id: str | None, fresh_id: str) -> str:
     """Create the cluster's root in ZooKeeper if there is none.
 
-    Returns the cluster id. ``stored_id`` is the id in HOME. :class:`Conflict` if HOME has an id,
-    and ZooKeeper is empty or has another cluster: a root that is missing is not created a second
-    time.
+    Returns the cluster id. ``conf`` are the values that ``dev`` adds, ``stored_id`` is the id in
+    HOME, ``None`` for a new one, which gets ``fresh_id``. :class:`Conflict` if HOME has an id, and
+    ZooKeeper is empty or has another cluster: a root that is missing is not created a second time.
     """
     from storm_dagster.zk.cluster_state import ZooKeeperClusterState
     from storm_dagster.zk.root import close_top, create_cluster_root, secure_root

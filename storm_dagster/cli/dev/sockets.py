@@ -8,6 +8,7 @@ from pathlib import Path
 from storm_dagster.host.processes import run_dir
 
 _MAX_SOCKET_BYTES = 100
+"""Length of a unix socket's path that every kernel accepts; Linux takes 107 bytes, macOS 103."""
 
 
 def code_socket(home: Path) -> Path:

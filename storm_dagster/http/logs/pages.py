@@ -10,6 +10,7 @@ from storm_dagster.model.errors import InvalidRequest
 PAGE_BYTES = 131_072
 """JStorm's ``log.page.size``."""
 MAX_PAGE_BYTES = 1 << 20
+"""Largest page; a longer one is cut to it."""
 _ENCODINGS = frozenset(
     {
         "utf-8",
@@ -24,6 +25,7 @@ _ENCODINGS = frozenset(
         "shift_jis",
     }
 )
+"""Codecs that a request may name."""
 
 
 class RangeNotSatisfiable(InvalidRequest):
@@ -68,7 +70,7 @@ def page_bounds(size: int, position: int | None, length: int | None) -> tuple[in
 
 
 def read_page(stream: BinaryIO, position: int, length: int) -> bytes:
-    """Bytes from a position on; fewer if the file was truncated."""
+    """``length`` bytes from a position on; fewer if the file was truncated."""
     parts: list[bytes] = []
     while length > 0:
         part = os.pread(stream.fileno(), length, position)

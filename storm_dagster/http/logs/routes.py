@@ -32,6 +32,8 @@ from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 
 _CHUNK = 1 << 18
+"""Bytes of a file that are read and sent at once."""
+# Values of ``cmd`` of ``/logview``.
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")
 
 _NOT_CACHED = {"Cache-Control": "no-store"}
@@ -75,12 +77,15 @@ _LOGVIEW_PARAMETERS = (
 )
 
 _INVISIBLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tab and line breaks, and the characters that change the direction."""
 
 
 def log_page(*, path: str, name: str, text: str, start: int, length: int, size: int) -> str:
     """HTML of a part of a log, with links to the other parts.
 
-    Control and bidi characters are shown as ``\\ufffd``.
+    ``path`` is that of the route, ``name`` the file. ``text`` begins at byte ``start`` of ``size``;
+    ``length`` is the number of bytes of a page. Control and bidi characters are shown as
+    ``\\ufffd``.
     """
     content = escape(_INVISIBLE.sub("\ufffd", text))
     last = max(0, size - length)
@@ -160,6 +165,7 @@ class LogRoutes:
         return PlainTextResponse(self._stacks(port))
 
     def _show(self, request: Request) -> Response:
+        """A page of a log, after the size of the log in 16 digits, as in JStorm."""
         stream, size = self._tree.open(_required(request, "log"))
         with stream:
             first, length = page_bounds(size, query_int(request, "pos"), query_int(request, "size"))
@@ -167,6 +173,7 @@ class LogRoutes:
         return Response(body, media_type="text/plain; charset=utf-8", headers=_NOT_CACHED)
 
     def _download(self, request: Request) -> Response:
+        """The file as a whole, or the part that ``pos`` and ``size`` name."""
         name = _required(request, "log")
         position = query_int(request, "pos")
         length = query_int(request, "size")
@@ -179,6 +186,7 @@ class LogRoutes:
         return Response(body, media_type="application/octet-stream", headers=_attached(name))
 
     def _list(self, request: Request) -> Response:
+        """The entries of a folder: path -> attributes, as in JStorm."""
         folder = (query_text(request, "dir") or "").strip("/")
         rows: dict[str, Any] = {}
         for entry in self._tree.list("" if folder == "." else folder):
@@ -192,6 +200,7 @@ class LogRoutes:
         return JSONResponse(rows)
 
     def _search(self, request: Request) -> Response:
+        """The matches of a search, and the offset for the next one."""
         name = _required(request, "file")
         key = _query_bytes(request, "key")
         if not 1 <= len(key) <= 1024:
@@ -299,10 +308,12 @@ class LogRoutes:
         return files
 
     def _page(self, tree: LogTree, request: Request) -> Response:
+        """A part of a file as a page, by default its end; bad bytes are shown as U+FFFD."""
         name = _required(request, "file")
         encoding = check_encoding(query_text(request, "encoding"))
         stream, size = tree.open(name)
         with stream:
+            # page_bounds refuses 0.
             page_bytes = query_int(request, "length", PAGE_BYTES) or 0
             first, length = page_bounds(size, query_int(request, "start"), page_bytes)
             raw = read_page(stream, first, length)
@@ -313,6 +324,7 @@ class LogRoutes:
         return HTMLResponse(page, headers=_NOT_CACHED)
 
     def _whole(self, tree: LogTree, request: Request, parameter: str = "file") -> Response:
+        """The file that a parameter names, or its byte range; sent while it is read."""
         name = _required(request, parameter)
         stream, size = tree.open(name)
         headers = {"Content-Type": "application/octet-stream", **_attached(name)}
@@ -322,6 +334,7 @@ class LogRoutes:
 
 
 def _attached(name: str) -> dict[str, str]:
+    """Headers with which a browser saves the response under the file's name."""
     file = name.rpartition("/")[2]
     return {
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file, safe='')}",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 BLOCK = 131_072
+"""Bytes that one read takes from the file, without the overlap."""
 MAX_BLOCKS = 1024
 """Blocks that one request reads at most, as in JStorm: 128 MiB. The next request continues at
 ``next_offset``.
@@ -16,7 +17,7 @@ _SECS = 2.0
 _MAX_CONTEXT_BYTES = 64 * 1024
 """Bytes of context on each side of a match."""
 _MAX_CHARACTERS = 1024**2
-"""Characters of all matches with their context, without the last match."""
+"""Characters of matches with their context; the match that exceeds them is the last one."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ class Search:
 def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, str], int | None]:
     """Matches by their offset, and the offset where the next search begins.
 
-    At most ``max_matches`` are found, within the budget of a request: blocks, seconds, characters.
-    The next offset is ``None`` when all of the file was searched. A key is bytes: a log can have
-    any encoding.
+    A match is the text of its lines and their context. At most ``max_matches`` are found, within
+    the budget of a request: blocks, seconds, characters. The next offset is one for
+    ``Search.offset``, from the tail a number of bytes at the end; it is ``None`` when all of the
+    file was searched. A key is bytes: a log can have any encoding.
     """
     deadline = time.monotonic() + _SECS
     matches: dict[int, str] = {}
@@ -76,6 +78,7 @@ def _blocks(
 
     They overlap by ``overlap``, the length of a key less one, so that no match is cut.
     """
+    # Exclusive. Backward, ``offset`` bytes at the end are left out.
     last = size if forward else size - offset
     starts = range(offset, last, BLOCK) if forward else range(last - BLOCK, -BLOCK, -BLOCK)
     for bound in starts:

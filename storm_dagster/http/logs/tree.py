@@ -15,9 +15,15 @@ from typing import BinaryIO
 from storm_dagster.model.errors import KeyNotFound
 
 _MAX_PARTS = 16
+"""Maximum depth of a name: each part is an open folder during the request."""
 _MAX_ENTRIES = 10_000
+"""Maximum number of entries of one listing, so that its memory is bounded."""
+_FOLDER_SIZE = 4096
+"""Size that a listing shows for every folder."""
+# Flags for a folder; ``O_NOFOLLOW``: it must not be a link.
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Flags for a file. ``O_NONBLOCK``: the open of a named pipe would wait for a writer."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,9 @@ class Entry:
     name: str
     is_folder: bool
     modified_ms: int
+    """Time of the last change, in milliseconds since 1970."""
     size: int
+    """Bytes of a file; of a folder always the same number."""
 
 
 def _not_found() -> KeyNotFound:
@@ -62,7 +70,11 @@ class LogTree:
             return os.fdopen(descriptor, "rb", buffering=0), status.st_size  # type: ignore[return-value]
 
     def list(self, name: str = "") -> list[Entry]:
-        """Files and folders in a folder by name, without links and devices."""
+        """Files and folders in a folder, sorted by name, without links and devices.
+
+        Of more than 10 000 the first ones that the file system returns, in no order. Raises
+        :class:`KeyNotFound` if there is no such folder below the root.
+        """
         rows: list[Entry] = []
         with ExitStack() as stack:
             folder = self._walk(_parts(name), stack)
@@ -71,10 +83,11 @@ class LogTree:
                     try:
                         status = entry.stat(follow_symlinks=False)
                     except OSError:
+                        # Removed while the folder is read.
                         continue
                     is_folder = stat.S_ISDIR(status.st_mode)
                     if is_folder or stat.S_ISREG(status.st_mode):
-                        size = 4096 if is_folder else status.st_size
+                        size = _FOLDER_SIZE if is_folder else status.st_size
                         modified_ms = status.st_mtime_ns // 10**6
                         rows.append(Entry(entry.name, is_folder, modified_ms, size))
                     if len(rows) >= _MAX_ENTRIES:
@@ -82,6 +95,10 @@ class LogTree:
         return sorted(rows, key=lambda row: row.name)
 
     def _walk(self, parts: tuple[str, ...], stack: ExitStack) -> int:
+        """Descriptor of the folder of these parts; ``stack`` closes it and its parents.
+
+        :class:`KeyNotFound` if it does not exist, or a part is a link.
+        """
         try:
             # The root itself is the operator's choice, and may be a link.
             folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -95,6 +112,7 @@ class LogTree:
 
 
 def _parts(name: str) -> tuple[str, ...]:
+    """The parts of a name, none if it is empty; :class:`KeyNotFound` if it is not valid."""
     parts = tuple(name.split("/")) if name else ()
     if len(parts) > _MAX_PARTS or not all(_is_valid_part(part) for part in parts):
         raise _not_found()
