@@ -30,7 +30,7 @@ def make_runner(
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
     code: Any = None
     threaded = concurrent = False
-    # The first start of the task reports the error.
+    # A class that cannot be imported: the first start of the task reports the error.
     with suppress(*shared.catches):
         code = resolve(part.object.python or "")
         concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
@@ -50,10 +50,11 @@ def make_runner(
 
 
 def close_runners(runners: Sequence[Runner], until: float, *, retire: bool) -> None:
-    """Close tasks in this order.
+    """Close tasks in this order; those with a running thread follow when it has ended.
 
     All threads end side by side, until the moment ``until`` of ``time.monotonic()``. Threads that
-    have not ended by then are abandoned.
+    have not ended by then are abandoned. ``retire``: see :meth:`Runner.close`; without it, tasks
+    later in the order first process what the closing ones have emitted.
     """
     for runner in runners:
         runner.attempt("close", partial(runner.begin_close, retire=retire))
@@ -96,4 +97,5 @@ def senders_first(spec: TopologySpec, runners: Iterable[Runner]) -> list[Runner]
         for name in ready:
             del sources[name]
     places = {name: place for place, name in enumerate(order)}
+    # System tasks have no place, and come first.
     return sorted(runners, key=lambda runner: places.get(runner.component, 0))

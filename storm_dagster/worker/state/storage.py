@@ -32,7 +32,8 @@ from storm_dagster.worker.state.former import (
     set_aside,
 )
 from storm_dagster.worker.state.letters import DeadLetterLog, letters_folder
-from storm_dagster.worker.state.log import Stamp, StateLog, newest_opening, state_folder
+from storm_dagster.worker.state.log import Stamp, StateLog, state_folder
+from storm_dagster.worker.state.log_files import newest_opening
 from storm_dagster.worker.state.task_store import WHOLE, TaskStore, task_folder
 
 _log = logging.getLogger(__name__)
@@ -61,10 +62,11 @@ class StateStorage:
         """``report``: see ``Shared``."""
         self._report = report
         self.home = StateHome(marker="")
+        """The cluster's record of the topology's state: the last openings, and the marker."""
         self.hosts: frozenset[str] = frozenset()
         """Hosts that run workers of the topology."""
         self.write: Publish | None = None
-        """Any thread."""
+        """Publishes an opening; any thread. ``None`` without a cluster, as in the test harness."""
 
     def check_shared(self, context: TopologyContext) -> None:
         """Refuse state on a host's own storage, which other hosts do not see.
@@ -97,7 +99,8 @@ class StateStorage:
     def publish(self, key: str, opening: tuple[int, int], context: TopologyContext) -> Future[None]:
         """Publish an opening to later workers.
 
-        The result comes when it is stored.
+        The result comes when it is stored; at once without a cluster. ``key``: as in
+        ``StateHome.openings``.
         """
         if self.write is not None:
             local = len(self.hosts) > 1 and bool(context.conf.get("topology.state.local"))
@@ -142,9 +145,10 @@ class StateStorage:
         return log
 
     def open_positions(self, context: TopologyContext) -> "Positions":
-        """Open the positions of a source.
+        """Open the positions of a source, of the partitions that the task reads.
 
-        They are of the partitions that the task reads. Refuses as :meth:`check_shared`.
+        ``InvalidRequest`` without a folder for state; refuses as :meth:`check_shared`, and raises
+        as :class:`StateLog`.
         """
         if context._state_dir is None:
             raise InvalidRequest(
@@ -205,7 +209,7 @@ def dead_letter_log(
 
 
 def _stamp(context: TopologyContext) -> Stamp:
-    """Return the order of the assignment that the worker has read."""
+    """Return the stamp of the assignment that the worker has read."""
     number = context.topology_id.rpartition("-")[2]
     submission = int(number) if number.isdigit() else 0
     return submission, context.assignment_version
@@ -233,7 +237,8 @@ def open_task_log(
     if initial is not None:
         former_opening = initial.opening
         if former_opening > read_imported_opening(path):
-            # An earlier release has opened it since. Compactions raise the opening of the log.
+            # An earlier release has opened it since: its contents must be newer than the log, whose
+            # opening compactions have raised.
             newest = max(former_opening, newest_opening(folder, 0) + 1)
             initial = initial._replace(opening=newest)
     log = StateLog(
@@ -275,12 +280,13 @@ class Positions:
     def __init__(self, log: StateLog) -> None:
         self._log = log
         self.current: dict[str, Any] = dict(log.contents.values)
+        """The saved positions."""
 
     def save(self, positions: Mapping[str, Any], forget: Collection[str] = ()) -> None:
         """Store these positions and drop those in ``forget``.
 
-        Durable when it returns. Raises :class:`Unavailable` if the task runs elsewhere by now: then
-        reopen the positions.
+        Durable when it returns. Raises as :meth:`StateLog.append`, for instance since the task runs
+        elsewhere by now, or as :meth:`StateLog.compact`: then reopen the positions.
         """
         values = [
             (partition, encode_value(position, partition))
