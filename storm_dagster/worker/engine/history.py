@@ -346,7 +346,7 @@ def _new_samples(buckets: Buckets, former: Buckets) -> Buckets:
 
 
 def _empty() -> Figures:
-    """Figures of a component without a task; ``lag`` is ``None`` until one reports it."""
+    """Figures of no task; ``lag`` is ``None`` until a task reports it."""
     return {**dict.fromkeys(COLUMNS, 0.0), "lag": None, "buckets": {}}
 
 

@@ -98,7 +98,7 @@ class _Received(NamedTuple):
     report: WorkerReport
     received: float
     """Time of receipt, by the master's :class:`ListeningClock`."""
-    count: int
+    beats: int
     """Reports of that process so far."""
 
 
@@ -125,7 +125,7 @@ class TopologyMasterTable:
     def receive(self, report: WorkerReport, now: float) -> None:
         """Store a report of a slot of the topology; another slot's is dropped.
 
-        The count of a new process of the slot starts at 1. ``now`` is a time of a
+        The beats of a new process of the slot starts at 1. ``now`` is a time of a
         :class:`ListeningClock`.
         """
         key = Slot(report.node, report.port).key
@@ -133,10 +133,10 @@ class TopologyMasterTable:
             if self._placement is not None and key not in self._slots:
                 return
             former = self._reports.get(key)
-            count = 1
+            beats = 1
             if former is not None and former.report.pid == report.pid:
-                count = former.count + 1
-            self._reports[key] = _Received(report, now, count)
+                beats = former.beats + 1
+            self._reports[key] = _Received(report, now, beats)
         self.history.receive(key, report, now)
 
     def follow(self, placement: Placement) -> None:

@@ -76,6 +76,7 @@ class BoltRunner(Runner):
     """Runner of a bolt whose ``process`` returns quickly."""
 
     _opening: StateOpening | None = None
+    """State that is being read, until :meth:`open` attaches it."""
     _gain = 1 << 15
     """Tuples emitted by one call, rounded up.
 
@@ -83,7 +84,10 @@ class BoltRunner(Runner):
     """
 
     def open(self) -> bool:
-        """Create and connect the bolt. ``False`` while its state is read."""
+        """Create and connect the bolt. ``False`` while its state is read in a thread.
+
+        The next call continues with that bolt, or raises the error of the reading.
+        """
         opening = self._opening
         self._opening = None
         if opening is None:
@@ -150,6 +154,10 @@ class BoltRunner(Runner):
         return ack, fail
 
     def _on_process_error(self, bolt: Any, tup: Tuple, error: BaseException) -> None:
+        """Report an error of ``process``.
+
+        The tuple fails, unless the bolt does that itself (``auto_fail``) and has not crashed.
+        """
         self.on_error(error, f"process of a tuple of {tup.component}")
         if bolt.auto_fail or self.crashed:
             self.fail(tup, self.reason_of(error))
@@ -319,7 +327,11 @@ class BoltRunner(Runner):
         return emit, send_event, execute
 
     def run(self, now: float) -> bool:
-        """Process the queue while the lease is valid."""
+        """Process the queue while the lease is valid, and return True if there was work.
+
+        The pass ends early after :data:`PASS_NANOS`, or when the quota is used up: the other tuples
+        stay in the queue.
+        """
         # Runs in each pass, measured by benchmarks/dataplane.py.
         queue = self.queue
         if not queue:
@@ -401,6 +413,10 @@ class BoltRunner(Runner):
         return self.state.idle_secs() if self.state is not None else None
 
     def _tick(self) -> None:
+        """Run the due events of :attr:`ticks`.
+
+        An error is reported, and may crash the task.
+        """
         due = self.ticks
         self.ticks = 0
         if due & PULSE_DUE and self.state is not None:
@@ -423,6 +439,7 @@ class FusedBoltRunner(BoltRunner):
 
     def run(self, now: float) -> bool:
         """Run as :meth:`BoltRunner.run`, with the counts of the query."""
+        # The tuples from the spout carry rows or counts of the query: they are not counted.
         stats = self.stats
         executed_by = stats.executed_by.copy()
         executed = stats.executed
@@ -471,6 +488,7 @@ class BoltCollector(BaseCollector):
     """Collector of a component on the loop."""
 
     give_up: Any = None
+    """``Spout.give_up``; ``None`` for a bolt."""
 
     def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any, event: Any = None) -> None:
         super().__init__(runner)

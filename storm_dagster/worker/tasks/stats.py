@@ -20,8 +20,10 @@ T = TypeVar("T")
 WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 """Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
 _SNAPSHOTS = 20
+"""Snapshots in the length of a window: its start is exact to a twentieth."""
 _MAX_INPUTS = 1000
 _OTHERS = "__other:default"
+"""Input under which all inputs beyond that number are counted."""
 
 _Counters = tuple[int, ...]
 _counted = attrgetter(
@@ -46,6 +48,7 @@ class TaskStats:
         self.every: int = max(1, round(1 / sample_rate)) if sample_rate > 0 else 0
         """Tuples per latency sample; 0: no samples."""
         self.until_sample = 1
+        """Tuples until the next latency sample."""
         self.opened: float = time.monotonic()
         self.executed = 0
         self.acked = 0
@@ -72,8 +75,9 @@ class TaskStats:
         self.routes: dict[str, Any] = {}
         """Stream -> its Route, which counts emits."""
         self.metrics: dict[str, Any] = {}
-        # Per window, oldest first. Encoded, buckets take a tenth of the memory.
+        """Name -> newest value, of the metrics of the component."""
         self._rings: dict[str, list[_Snapshot]] = {name: [] for name in WINDOWS}
+        """Window -> snapshots, oldest first. Latencies are encoded, in a tenth of the memory."""
 
     def take_sample(self, tuples: int = 1) -> bool:
         """True if the latency of these tuples must be sampled.
@@ -87,7 +91,10 @@ class TaskStats:
         return True
 
     def take_samples(self, tuples: Sequence[T]) -> Sequence[T]:
-        """Return the tuples whose latency must be sampled, one by one."""
+        """Return the tuples whose latency must be sampled, one by one.
+
+        All of ``tuples`` count for the distance to the next sample.
+        """
         every = self.every
         after = len(tuples) - self.until_sample
         if after < 0 or not every:
@@ -172,11 +179,13 @@ class TaskStats:
             self.time_inputs(nanos, executed)
 
     def _count(self, kind: str, key: str, nanos: float, number: int) -> None:
+        """Add ``number`` samples of ``nanos`` each to the latencies."""
         buckets = self.latencies.setdefault(kind, {}).setdefault(key, {})
         bucket = bucket_of(nanos)
         buckets[bucket] = buckets.get(bucket, 0) + number
 
     def _counters(self) -> _Counters:
+        """Return (emitted, transferred, and those of ``_counted``)."""
         emitted = self.written
         transferred = 0
         for name, route in self.routes.items():
@@ -203,10 +212,9 @@ class TaskStats:
                 del ring[0]
 
     def _bases(self, now: float) -> Iterator[tuple[str, _Snapshot]]:
-        """Yield the snapshot before each window.
+        """Yield (window, newest snapshot before it).
 
-        Without one, before the first snapshot and in a task younger than the window, all of the
-        task counts.
+        A window without one is left out: all counts of the task are in it.
         """
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
@@ -230,7 +238,7 @@ class TaskStats:
     def window_streams(self, now: float) -> dict[str, _Streams]:
         """Return :meth:`by_stream` of the windows.
 
-        Only of those shorter than the task's uptime.
+        Only of those with a snapshot before them, so shorter than the task's uptime.
         """
         current = self.by_stream()
         return {name: _subtract(current, base[2]) for name, base in self._bases(now)}
@@ -273,6 +281,7 @@ class TaskStats:
 
 
 def _subtract(current: _Streams, former: _Streams) -> _Streams:
+    """Counts by stream that were added since ``former``."""
     differences: _Streams = {}
     for kind, counts in current.items():
         former_counts = former.get(kind, {})
@@ -287,6 +296,7 @@ def _mean_ms(total_ns: int, number: int) -> float:
 
 
 def _as_metrics(counters: Any) -> dict[str, float]:
+    """Return counters of :meth:`TaskStats._counters`, or differences, by name."""
     emitted, transferred, executed, acked, failed, *times = counters
     execute_ns, timed, complete_ns, completed = times
     return {
