@@ -42,16 +42,21 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 
+# "${env:NAME}" and "${file:PATH}".
 _REFERENCE = re.compile(r"\$\{(env|file):([^{}]*)\}")
 _MAX_FILE_LENGTH = 1024 * 1024
+"""Characters of a file that a conf may refer to."""
 _BIND_SECS = 5.0
+"""Time for which a port that is in use is tried: the former worker of the slot may be ending."""
 _GC_THRESHOLDS = (100_000, 50, 100)
 """Thresholds of the collector's generations. Measured: with Python's defaults, decoding of big
 batches takes three times as long.
 """
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+"""Parameters of ``mallopt``."""
 _LARGE_BYTES = 4 * 1024 * 1024
+"""Size from which a block of memory is returned to the system when it is freed."""
 
 
 def resolve_references(value: Any, key: str = "") -> Any:
@@ -63,7 +68,7 @@ def resolve_references(value: Any, key: str = "") -> Any:
     if isinstance(value, str):
         if "${" not in value:
             return value
-        return _REFERENCE.sub(lambda match: _target(match[1], match[2], key), value)
+        return _REFERENCE.sub(lambda match: _referenced_value(match[1], match[2], key), value)
     if isinstance(value, Mapping):
         resolved: dict[Any, Any] = {}
         for name, part in value.items():
@@ -74,7 +79,11 @@ def resolve_references(value: Any, key: str = "") -> Any:
     return value
 
 
-def _target(kind: str, name: str, key: str) -> str:
+def _referenced_value(kind: str, name: str, key: str) -> str:
+    """Return the value of a reference under a conf key.
+
+    ``InvalidRequest`` if there is none.
+    """
     if kind == "env":
         if name in os.environ:
             return os.environ[name]
@@ -96,6 +105,7 @@ def _target(kind: str, name: str, key: str) -> str:
 
 
 def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
+    """Replace the handlers of the root logger by the worker's file."""
     # Appended to, and rotated by the supervisor, because standard error goes to the same file.
     handler = logging.FileHandler(spec.log_path, encoding="utf-8")
     if conf.get("storm.log.format") == "json":
@@ -117,6 +127,7 @@ def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
 
 
 def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
+    """Return conf and topology: with resolved references, and fused chains."""
     code = Path(spec.code_dir)
     stored = read_json_object(code / "stormconf.ser", "the supervisor must fetch it again")
     topology = decode_topology((code / "stormcode.ser").read_bytes())
@@ -137,7 +148,8 @@ def _without_system(parts: Mapping[str, ComponentSpec]) -> dict[str, ComponentSp
 def _bind(spec: WorkerSpec, conf: Mapping[str, Any]) -> Transport:
     """Bind the slot's port.
 
-    That proves that no other process of this slot runs on this host.
+    That proves that no other process of this slot runs on this host. Raises :class:`Unavailable` if
+    the port stays in use for five seconds.
     """
     batch = int(conf.get("topology.transfer.batch.size") or 100)
     blocked_secs = conf["supervisor.worker.timeout.secs"]
@@ -207,6 +219,7 @@ def _run(
     transport: Transport,
     cluster: StormClusterState,
 ) -> int:
+    """Connect the parts of the worker, run its loop, and return the exit code."""
     lease = WorkerLease(lease_of(cluster.session).lease_end)
     reporter = ErrorReporter(conf, lambda *error: sync.report_error(*error), time.monotonic)
     shared = Shared(conf=conf, owns=lease.valid, wake=transport.wake, report=reporter)
@@ -246,6 +259,7 @@ def _run(
     )
     heartbeat.start()
     sync.start()
+    # The objects so far live as long as the process: later collections leave them out.
     gc.collect()
     gc.freeze()
     try:
@@ -283,6 +297,7 @@ class ErrorReporter:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
+        # Seconds, and number of errors with a text in them.
         self._interval = float(self.conf.get("topology.error.throttle.interval.secs") or 10)
         self._max_reports = int(self.conf.get("topology.max.error.report.per.interval") or 5)
         self._lock = threading.Lock()

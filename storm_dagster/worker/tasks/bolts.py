@@ -156,7 +156,8 @@ class BoltRunner(Runner):
     def _on_process_error(self, bolt: Any, tup: Tuple, error: BaseException) -> None:
         """Report an error of ``process``.
 
-        The tuple fails, unless the bolt does that itself (``auto_fail``) and has not crashed.
+        The tuple fails, unless the bolt does that itself (without ``auto_fail``) and the task has
+        not crashed.
         """
         self.on_error(error, f"process of a tuple of {tup.component}")
         if bolt.auto_fail or self.crashed:

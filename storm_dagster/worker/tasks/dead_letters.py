@@ -225,7 +225,7 @@ class DeadLetters:
         notify(False, tup_id)
 
     def _put(self, log: DeadLetterLog, letter: dict[str, Any], more: int) -> None:
-        """Store a letter, and add ``more`` to the count of letters that were not replayed.
+        """Store a letter, and add ``more`` to the count of unreplayed letters.
 
         The letters that are dropped for it are counted, and logged.
         """

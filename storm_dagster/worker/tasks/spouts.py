@@ -167,7 +167,7 @@ class SpoutBase(Runner):
         return self.letters.wrap_emit(self.send)
 
     def deliver_verdicts(self, now: float, notify: Notify) -> bool:
-        """Call ``notify(verdict, tuple id)`` for every tree that is complete or has failed.
+        """Call ``notify(verdict, tuple id)`` for every complete or failed tree.
 
         Its pending entry is removed. Of a replayed dead letter the letter is changed, without a
         call. Returns True if there were any.
