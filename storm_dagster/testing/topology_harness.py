@@ -167,7 +167,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             }
         )
         spec = fuse(_with_recorder(spec, given or {}, replays), merged)
-        # Task -> component: the tasks are numbered in the order of the components, the acker's last.
+        # Task -> component. Tasks are numbered in the order of the components, with one acker last.
         components: dict[int, str] = {}
         for component, _, part in spec.components():
             for _ in range(part.conf.get("topology.tasks") or part.parallelism):
@@ -229,7 +229,8 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
     def tasks(self, component: str) -> list[Any]:
         """The component instances of the tasks of ``component``, in order of task ids.
 
-        ``None`` for a program, and a task that has not started. ``InvalidRequest`` if there is no such component.
+        ``None`` for a program, and a task that has not started. ``InvalidRequest`` if there is no
+        such component.
         """
         runners = [
             runner for runner in self.engine.runners.values() if runner.component == component

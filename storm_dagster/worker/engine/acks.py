@@ -81,7 +81,9 @@ class WorkerBits:
             return 0
         if token not in self._bits:
             self._lost = {
-                lost_token: entry for lost_token, entry in self._lost.items() if entry[1] > now
+                lost_token: (bits, reusable_at)
+                for lost_token, (bits, reusable_at) in self._lost.items()
+                if reusable_at > now
             }
             used = 0
             for bits in self._bits.values():

@@ -202,8 +202,8 @@ class NativeEngine:
             component=component,
             conf=merge_conf({"total": self.conf, "component": part.conf}),
             host=self.host,
-            port=self.slot[1],
-            node=self.slot[0],
+            port=self.slot.port,
+            node=self.slot.node,
             archive=self.archive,
             state_dir=self.state_dir,
             owns=self.shared.owns,
@@ -347,6 +347,7 @@ class NativeEngine:
         is_late = self.transport is not None and frame.to not in ("", self.transport.token)
         for target, source, stream, bundles in frame.groups:
             if is_late:
+                # A bundle is (root, edge, tuples); the root of untracked tuples is 0.
                 self.exchange.fail_misdirected([bundle for bundle in bundles if bundle[0]])
                 bundles = [bundle for bundle in bundles if not bundle[0]]
             runner = self.runners.get(target)
@@ -454,10 +455,7 @@ class NativeEngine:
         runner.crashed = True
 
     def _start_tasks(self, now: float) -> None:
-        """Start the tasks that do not run.
-
-        Those that are not ready then are tried in each pass.
-        """
+        """Start the tasks that do not run; each pass repeats that."""
         missing = False
         for runner in self._order:
             self.shared.at = runner

@@ -7,7 +7,7 @@ queues hold the bolts that send to them, and the spouts that their tuples come f
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sized
-from typing import Any
+from typing import Any, NamedTuple
 
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec, reachable
@@ -34,6 +34,16 @@ _MIN_REPORTED_LOAD = 0.05
 """Load, as in :class:`Loads`, up to which a task counts as idle."""
 _ALL = "*"
 """All components, from a peer of an older release, which does not name components."""
+
+
+class _Request(NamedTuple):
+    """Back pressure that a peer has requested."""
+
+    expiry: float
+    full: frozenset[str]
+    """Its full components."""
+    away: frozenset[str]
+    """Those that wait for an external system."""
 
 
 class Pressure:
@@ -68,10 +78,8 @@ class Pressure:
         """Time of the last request to the peers."""
         self._applied = 0.0
         """Time of the last :meth:`apply`."""
-        self._peers: dict[Slot, tuple[float, frozenset[str], frozenset[str]]] = {}
-        """Slot -> (expiry of its request, full components, components that wait for an external
-        system).
-        """
+        self._requests: dict[Slot, _Request] = {}
+        """Slot of a peer -> its back pressure."""
         self._readers: dict[str, set[str]] = {name: set() for name, _, _ in spec.components()}
         """Component -> the components that read its streams."""
         for reader, _, part in spec.components():
@@ -94,9 +102,11 @@ class Pressure:
         """
         if wait:
             expiry = time.monotonic() + _VALID_SECS
-            self._peers[slot] = (expiry, frozenset(full or (_ALL,)), frozenset(away or ()))
+            self._requests[slot] = _Request(
+                expiry, frozenset(full or (_ALL,)), frozenset(away or ())
+            )
         else:
-            self._peers.pop(slot, None)
+            self._requests.pop(slot, None)
 
     def forget(self, slots: Iterable[Slot]) -> None:
         """End the back pressure of lost workers.
@@ -104,13 +114,13 @@ class Pressure:
         A worker that was killed under load cannot end it.
         """
         for slot in slots:
-            self._peers.pop(slot, None)
+            self._requests.pop(slot, None)
 
     def expire(self, now: float) -> None:
         """Drop requests that were not repeated."""
-        if self._peers:
-            self._peers = {
-                slot: request for slot, request in self._peers.items() if request[0] > now
+        if self._requests:
+            self._requests = {
+                slot: request for slot, request in self._requests.items() if request.expiry > now
             }
 
     def place(self, placement: Placement, runners: Collection[Runner]) -> None:
@@ -140,8 +150,9 @@ class Pressure:
         Sets ``held``, ``in_cycle``, ``awaits_target`` and ``results.delayed`` of the tasks. The
         time for which they were held before is counted.
         """
-        full = self.own.union(*(names for _, names, _ in self._peers.values()))
-        away = self.own_away.union(*(names for _, _, names in self._peers.values()))
+        requests = self._requests.values()
+        full = self.own.union(*(request.full for request in requests))
+        away = self.own_away.union(*(request.away for request in requests))
         passed = now - self._applied
         self._applied = now
         for runner in runners:
@@ -177,17 +188,17 @@ class Pressure:
         """
         if size <= _LARGE_BYTES and not self._large:
             return
-        bundles = sum(len(group[3]) for group in groups)
+        bundle_count = sum(len(bundles) for _, _, _, bundles in groups)
         # A bundle has at least one tuple: in most frames all are small, and are not counted.
-        if not bundles or not (self._large or size > bundles * _LARGE_BYTES):
+        if not bundle_count or not (self._large or size > bundle_count * _LARGE_BYTES):
             return
         tuples = 0
-        for group in groups:
-            for _, _, bundle_tuples in group[3]:
+        for _, _, _, bundles in groups:
+            for _, _, bundle_tuples in bundles:
                 tuples += len(bundle_tuples)
         tuple_bytes = size / tuples
         self._large = self._large or tuple_bytes > _LARGE_BYTES
-        for target in {group[0] for group in groups}:
+        for target in {target for target, _, _, _ in groups}:
             runner = runners.get(target)
             if runner is not None:
                 # A moving average, which begins at the first size.

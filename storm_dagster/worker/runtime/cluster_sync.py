@@ -263,7 +263,7 @@ class ClusterSync:
         if lost:
             self.loop.call(lambda: self.loop.close_tasks(lost), _CLOSE_SECS)
         self._owned = owned
-        self._view = _View(assignment, version, base)
+        view = self._view = _View(assignment, version, base)
         self._write_node()
         if not self.lease.granted:
             assert self._written is not None
@@ -275,20 +275,27 @@ class ClusterSync:
             levels = cluster.read_log_levels(spec.topology_id)
             self.loop.post(lambda: self.loop.restore_levels(levels))
             self._levels_known = True
-        placement = Placement(
-            version=version,
-            slots=assignment.task_slots(),
-            addresses={worker.slot: worker.address for worker in assignment.workers},
-            components=self._read_components(version),
-            own_tasks=own_tasks,
-            open=owned,
-            tokens={node.token: slot for slot, node in live.items()},
-            ready=frozenset(slot for slot, node in live.items() if node.status == "running"),
-            state=self._read_state_home(assignment, version),
-        )
+        placement = self._placement(view, own_tasks, live)
         active = base.status in _RUNNING
         self.loop.post(lambda: self.loop.place(placement, active))
         return owned != own_tasks
+
+    def _placement(
+        self, view: _View, own_tasks: frozenset[int], live: Mapping[Slot, WorkerNode]
+    ) -> Placement:
+        """Create the placement for the loop; open are the tasks that this worker owns."""
+        assignment = view.assignment
+        return Placement(
+            version=view.version,
+            slots=assignment.task_slots(),
+            addresses={worker.slot: worker.address for worker in assignment.workers},
+            components=self._read_components(view.version),
+            own_tasks=own_tasks,
+            open=self._owned,
+            tokens={node.token: slot for slot, node in live.items()},
+            ready=frozenset(slot for slot, node in live.items() if node.status == "running"),
+            state=self._read_state_home(assignment, view.version),
+        )
 
     def _assigned_ids(self, assignment: Assignment) -> list[int] | None:
         """Tasks that the assignment gives to this slot.
@@ -316,12 +323,14 @@ class ClusterSync:
 
     def _read_components(self, version: int) -> dict[int, str]:
         """Task -> component, read once for each version of the assignment."""
-        if self._components is None or self._components[0] != version:
+        known_version, components = self._components or (-1, {})
+        if known_version != version:
             table = self.cluster.read_tasks(self.spec.topology_id)
             if table is None:
                 raise Conflict(f"topology {self.spec.topology_id} has no task table: read again")
-            self._components = (version, table.component_of())
-        return self._components[1]
+            components = table.component_of()
+            self._components = (version, components)
+        return components
 
     def _write_node(self) -> None:
         """Write the worker's node, if it has changed.

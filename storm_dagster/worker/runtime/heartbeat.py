@@ -124,13 +124,13 @@ class Watchdog:
         """
         now = time.monotonic()
         self._check_threads(now)
-        progress = (self.passes(), self.shared.at)
+        runner = self.shared.at
+        progress = (self.passes(), runner)
         if progress != self._progress:
             self._progress = progress
             self._since = now
             self._reported = False
             return
-        runner = progress[1]
         if self._reported or runner is None or now - self._since < self.secs:
             return
         self._reported = True

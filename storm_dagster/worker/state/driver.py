@@ -57,6 +57,7 @@ class StateDriver:
         grouped by fields.
         """
         self._id_at = self._id_places(self.by_fields)
+        """See :meth:`_id_places`."""
         self.log = log
         is_divided = log.division.by_key and log.division.tasks > 1
         self._group_at = self.by_fields if self.by_fields and is_divided else {}
@@ -121,7 +122,8 @@ class StateDriver:
         """Return the places of id and grouping fields by input.
 
         (component, stream) -> (indices of the id's fields, indices of the grouping's). Empty
-        without a message id.
+        without a message id. ``by_fields``: as the attribute. ``InvalidTopology`` if an input lacks
+        a field of the id, or a repeated tuple could reach another task.
         """
         names = self.bolt.message_id
         if names is None:
@@ -137,12 +139,13 @@ class StateDriver:
         id_fields = [names] if isinstance(names, str) else list(names)
         places: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
         for source, grouping_places in by_fields.items():
-            fields = self.runner.context.source_fields(*source)
+            component, stream = source
+            fields = self.runner.context.source_fields(component, stream)
             missing = [name for name in id_fields if name not in fields]
             if missing:
                 raise InvalidTopology(
                     f"bolt {self.runner.component!r} has message_id {missing[0]!r}, but stream "
-                    f"{source[1]!r} of {source[0]!r} has: {', '.join(fields)}"
+                    f"{stream!r} of {component!r} has: {', '.join(fields)}"
                 )
             places[source] = ([fields.index(name) for name in id_fields], grouping_places)
         return places
@@ -232,7 +235,8 @@ class StateDriver:
         places = self._id_at.get((tup.component, tup.stream))
         if places is None:
             return None
-        return key_of([tup.component, tup.stream, *(tup.values[at] for at in places[0])])
+        id_places, _ = places
+        return key_of([tup.component, tup.stream, *(tup.values[at] for at in id_places)])
 
     def defer_ack(self, tup: Tuple) -> None:
         """Defer the ack of a tuple to the next checkpoint.
@@ -275,7 +279,8 @@ class StateDriver:
 
     def key_hash(self, tup: Tuple) -> int:
         """Return the hash of the grouping key of a tuple that has an id."""
-        return self._key_hash(tup, self._id_at[(tup.component, tup.stream)][1])
+        _, grouping_places = self._id_at[(tup.component, tup.stream)]
+        return self._key_hash(tup, grouping_places)
 
     def _key_hash(self, tup: Tuple, places: list[int]) -> int:
         key = [tup.values[at] for at in places]
@@ -286,8 +291,9 @@ class StateDriver:
 
         0 if state is not divided by key.
         """
-        if self._hashed[0] is tup:
-            return self._hashed[1]
+        hashed_tuple, number = self._hashed
+        if hashed_tuple is tup:
+            return number
         if self.by_fields is None:
             return 0
         return self._key_hash(tup, self.by_fields[(tup.component, tup.stream)])

@@ -111,8 +111,8 @@ class KeyedState:
         """Return current entries: ``{"entries": [{"key", "value"}], "next"}``.
 
         Some may not be saved yet. ``next`` is the offset of the next entry, ``None`` at the end,
-        and for a query of keys. At most about 256 KiB. For a value longer than 16 KiB, or not valid in JSON, ``shown`` is the
-        beginning of its ``repr``. Any thread.
+        and for a query of keys. At most about 256 KiB. For a value longer than 16 KiB, or not valid
+        in JSON, ``shown`` is the beginning of its ``repr``. Any thread.
         """
         if query.keys:
             keys = [key for key in map(key_of, query.keys) if key in self._values]

@@ -184,8 +184,9 @@ class StateLog:
     def _enter(self, stamp: Stamp) -> int:
         """Return the number of the task's division.
 
-        It is created if the newest one has another number of tasks. Refuses a folder without the
-        newest division, and raises :class:`Unavailable` for an assignment that is older than it.
+        It is created if there is none, or if the newest one is divided in another way. Refuses a
+        folder that lacks the newest known division, and raises :class:`Unavailable` for an
+        assignment that is older than that of the newest division.
         """
         numbers = self._numbers()
         newest = numbers[-1] if numbers else 0
@@ -230,7 +231,7 @@ class StateLog:
         """
         log = self._logs(number).get(index)
         last_division, last_opening = self.last_positions.get(index, (0, 0))
-        opening = log[0] if log is not None else 0
+        opening, path = log if log is not None else (0, None)
         is_own = (number, index) == (self._number, self.index)
         initial = self.initial if is_own else None
         if initial is not None and initial.opening <= opening:
@@ -243,8 +244,8 @@ class StateLog:
             self._opening = opening
         if initial is not None:
             return initial.contents
-        if log is not None:
-            return read_contents(log[1], self.encoded)
+        if path is not None:
+            return read_contents(path, self.encoded)
         earlier = [earlier_number for earlier_number in self._numbers() if earlier_number < number]
         if not earlier:
             return Contents(encoded=self.encoded)

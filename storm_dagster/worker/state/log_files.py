@@ -84,8 +84,9 @@ def read_newest(folder: Path, index: int) -> Contents:
         log = newest_logs(folder, numbers[-1]).get(index) if numbers else None
         if log is None:
             break
+        _, path = log
         try:
-            return read_contents(log[1], encoded=True)
+            return read_contents(path, encoded=True)
         except FileNotFoundError:
             # Its writer has just replaced it.
             if attempt + 1 == _READ_ATTEMPTS:

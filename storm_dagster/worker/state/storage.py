@@ -93,7 +93,8 @@ class StateStorage:
             # Keys of `context.state` have no slash.
             name, slash, index = key.rpartition("/")
             if slash and name == component:
-                openings[int(index)] = (opening[0], opening[1])
+                division, number = opening
+                openings[int(index)] = (division, number)
         return openings
 
     def publish(self, key: str, opening: tuple[int, int], context: TopologyContext) -> Future[None]:
@@ -169,12 +170,13 @@ class StateStorage:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
         self.check_shared(context)
         key = str(context.task_id)
+        _, last_opening = self.home.openings.get(key, (0, 0))
         log = open_task_log(
             task_folder(
                 context._state_dir, context.topology_name, context.component, context.task_id
             ),
             context.may_write,
-            opening=self.home.openings.get(key, (0, 0))[1],
+            opening=last_opening,
             take_older=bool(context.conf.get("topology.state.local")),
             subject=f"task {context.task_id} ({context.component})",
         )
@@ -184,7 +186,8 @@ class StateStorage:
             )
             self._report(context.task_id, context.component, older, "state")
         # The state is not divided: its division is 0.
-        self.publish(key, (0, log.position[1]), context)
+        _, opening = log.position
+        self.publish(key, (0, opening), context)
         return TaskState(TaskStore(log))
 
 

@@ -172,7 +172,9 @@ class WindowDriver:
             )
         self._pauses_ms = Backoff(100, MAX_RETRY_SECS * 1000)
         self._retry_at = 0
-        """Time before which no window is processed (milliseconds since 1970, like the next two times)."""
+        """Time before which no window is processed. This and the next two times are milliseconds
+        since 1970.
+        """
         self._tries = 0
         """Tries of the due window that raised."""
         self._next_watermark = 0

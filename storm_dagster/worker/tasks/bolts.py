@@ -32,9 +32,9 @@ from storm_dagster.worker.tasks.runner import (
 SLICE = 64
 """Tuples between two checks of the lease and the clock."""
 PASS_NANOS = 10_000_000
-"""Longest time of one bolt task in a pass."""
+"""Time after which a bolt task begins no further slice in a pass."""
 SLOW_NANOS = 100_000
-"""Mean time per tuple above which slices are shorter."""
+"""Mean time per tuple above which slices are shorter: one takes about ``PASS_NANOS``."""
 
 _log = logging.getLogger("storm_dagster.component")
 _source = attrgetter("component", "stream")
@@ -208,6 +208,7 @@ class BoltRunner(Runner):
                 check_values(tup, route)
             width = route.width
             only = route.only
+            # True if a value is of another type than ATOMIC: it is copied for each target.
             rich = False
             # A copy: the component may change its list while the tuple is queued in this worker.
             # Unpacking detects a wrong number; a loop over one or two values, and the set for the
@@ -363,6 +364,7 @@ class BoltRunner(Runner):
             size = max(1, PASS_NANOS * stats.timed // stats.execute_ns)
         routes = tuple(self.routes.values()) if self.shared.sliced else ()
         first_emitted = emitted = emitted_on(routes)
+        # Number of emitted tuples at which the turn ends.
         stop = first_emitted + self.quota
         if held:
             # The smallest turn: see `may_begin`.
@@ -396,11 +398,13 @@ class BoltRunner(Runner):
             calls = len(chunk)
             start += calls
             if routes:
+                # Rises at once, and falls slowly: see `_gain`.
                 now_emitted = emitted_on(routes)
                 gain = (now_emitted - emitted) // calls + 1
                 self._gain = gain if gain > self._gain else (gain + self._gain) // 2
                 emitted = now_emitted
         if held and emitted - first_emitted > total:
+            # It emitted more than it took.
             self.next_turn = time.monotonic() + TURN_SECS
         if not total:
             return False

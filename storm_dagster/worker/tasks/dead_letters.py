@@ -200,7 +200,8 @@ class DeadLetters:
         """
         runner = self._runner
         now = runner.shared.now_ms()
-        tup_id = entry[0]
+        # `wrap_emit` adds the values and the direct task to the entry, if letters may be written.
+        tup_id, stream, _, *emitted = entry
         if lost:
             default_reason = "a worker with parts of it ended"
         else:
@@ -218,10 +219,11 @@ class DeadLetters:
         former = self._tries.get(key) or {"tries": 0, "first_ms": now}
         tries = {**former, "tries": former["tries"] + 1, **failure}
         self._tries[key] = tries
-        is_dead = self.max_tries and tries["tries"] >= self.max_tries and len(entry) > 3
-        if is_dead and self.give_up(tup_id, entry[3], entry[1], entry[4]):
-            notify(None, tup_id)
-            return
+        if self.max_tries and tries["tries"] >= self.max_tries and emitted:
+            values, direct_task = emitted
+            if self.give_up(tup_id, values, stream, direct_task):
+                notify(None, tup_id)
+                return
         notify(False, tup_id)
 
     def _put(self, log: DeadLetterLog, letter: dict[str, Any], more: int) -> None:
@@ -247,7 +249,8 @@ class DeadLetters:
     def _change(self, replay: _Replay, more: int, **fields: Any) -> None:
         """Set fields of a letter whose replay has ended.
 
-        ``more``: as in :meth:`_put`. Without effect if the letter was dropped since. An error is reported.
+        ``more``: as in :meth:`_put`. Without effect if the letter was dropped since. An error is
+        reported.
         """
         number = replay.letter["number"]
         self._replays.pop(number, None)
@@ -278,22 +281,13 @@ class DeadLetters:
         reason: Any = None,
         position: Any = None,
     ) -> bool:
-        """Write a letter, emit it on ``topology.dead.letter.stream``, and return True.
+        """Write a letter, emit it if a stream is set for that, and return True.
 
         False if it cannot be written, which is reported. ``position``: place of the tuple in its
         source, for the reader of the letter.
         """
         runner = self._runner
         now = runner.shared.now_ms()
-        task, component, text = runner.reason_of(reason or "given up by the spout")
-        first_try = {
-            "tries": 1,
-            "first_ms": now,
-            "last_ms": now,
-            "error": text,
-            "component": component,
-            "failed_task": task,
-        }
         stream = stream or "default"
         values = [*tup]
         letter: dict[str, Any] = {
@@ -307,10 +301,8 @@ class DeadLetters:
             "raw": None,
             "position": _as_json(position),
             "direct_task": direct_task,
+            **self._tries_of(tup_id, reason, now),
         }
-        letter.update(self._tries.get(_key(tup_id), first_try))
-        if reason is not None:
-            letter["error"] = text
         try:
             if self.log is None:
                 raise InvalidRequest("there is no folder for dead letters: set topology.state.dir")
@@ -338,6 +330,26 @@ class DeadLetters:
             except runner.shared.catches as error:
                 runner.report(error, "a dead letter cannot be emitted")
         return True
+
+    def _tries_of(self, tup_id: Any, reason: Any, now: int) -> dict[str, Any]:
+        """Fields of a letter about the tries of its tuple.
+
+        A tuple that has not failed yet is given up at its first try. ``reason``: of the spout, or
+        ``None`` for that of the last failure.
+        """
+        task, component, text = self._runner.reason_of(reason or "given up by the spout")
+        first_try = {
+            "tries": 1,
+            "first_ms": now,
+            "last_ms": now,
+            "error": text,
+            "component": component,
+            "failed_task": task,
+        }
+        tries = {**self._tries.get(_key(tup_id), first_try)}
+        if reason is not None:
+            tries["error"] = text
+        return tries
 
     # -- requests ----------------------------------------------------------------------------------
 

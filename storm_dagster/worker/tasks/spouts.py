@@ -112,6 +112,7 @@ class SpoutBase(Runner):
                 check_values(tup, route)
             values = [*tup]
             only = route.only
+            # True if a value is of another type than ATOMIC: it is copied for each target.
             rich = False
             for value in values:
                 if type(value) not in atomic:
@@ -156,6 +157,7 @@ class SpoutBase(Runner):
                     ledger.fail_root(tree.root, self, self.reason_of(error))
                 raise
             if tree is not None:
+                # Without the extra one, an emit to no target is complete.
                 count = tree.count = tree.count - 1
                 if not count:
                     ledger.ack_tree(tree)
@@ -188,6 +190,7 @@ class SpoutBase(Runner):
             on_acked = partial(_notify_letters, letters, notify)
         acked = self.acked
         self.acked = []
+        # ((tuple id, stream, tree, ...), clock of the emit) of each.
         completed = [entry for root in acked if (entry := pop(root, None)) is not None]
         # Streams of fused chains carry no tuples of the topology: statistics leave them out.
         counted = completed
@@ -333,6 +336,7 @@ class SpoutRunner(SpoutBase):
             if clock() > until:
                 break
         if self.at_once:
+            # Without ackers, this call's tuples are acked now.
             self.deliver_verdicts(now, self._notify)
         return worked
 

@@ -8,8 +8,8 @@ snapshots that a timer takes, so that a tuple costs only an addition. Latencies 
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,11 +30,19 @@ _counted = attrgetter(
     "executed", "acked", "failed", "execute_ns", "timed", "complete_ns", "completed"
 )
 _Streams = dict[str, dict[str, int]]
-_Snapshot = tuple[float, _Counters, _Streams, bytes]
-"""(time, counters, counters by stream, latencies)."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, dict[str, dict[int, int]]]).decode
+
+
+class _Snapshot(NamedTuple):
+    """Counters of a task at one time."""
+
+    at: float
+    counters: _Counters
+    streams: _Streams
+    latencies: bytes
+    """Encoded ``Latencies``."""
 
 
 class TaskStats:
@@ -201,14 +209,14 @@ class TaskStats:
         latencies = b""
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
-            if ring and now - ring[-1][0] < secs / _SNAPSHOTS:
+            if ring and now - ring[-1].at < secs / _SNAPSHOTS:
                 continue
             if counters is None:
                 counters = self._counters()
                 streams = self.by_stream()
                 latencies = _encode(self.latencies)
-            ring.append((now, counters, streams, latencies))
-            while len(ring) > 1 and ring[1][0] <= now - secs:
+            ring.append(_Snapshot(now, counters, streams, latencies))
+            while len(ring) > 1 and ring[1].at <= now - secs:
                 del ring[0]
 
     def _bases(self, now: float) -> Iterator[tuple[str, _Snapshot]]:
@@ -218,7 +226,7 @@ class TaskStats:
         """
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
-            start = bisect_right(ring, now - secs, key=itemgetter(0)) - 1
+            start = bisect_right(ring, now - secs, key=attrgetter("at")) - 1
             if start >= 0:
                 yield name, ring[start]
 
@@ -230,7 +238,9 @@ class TaskStats:
         current = self._counters()
         metrics = dict.fromkeys(WINDOWS, _as_metrics(current))
         for name, base in self._bases(now):
-            counters = [count - former for count, former in zip(current, base[1], strict=True)]
+            counters = [
+                count - former for count, former in zip(current, base.counters, strict=True)
+            ]
             metrics[name] = _as_metrics(counters)
         metrics[":all-time"] = _as_metrics(current)
         return metrics
@@ -241,7 +251,7 @@ class TaskStats:
         Only of those with a snapshot before them, so shorter than the task's uptime.
         """
         current = self.by_stream()
-        return {name: _subtract(current, base[2]) for name, base in self._bases(now)}
+        return {name: _subtract(current, base.streams) for name, base in self._bases(now)}
 
     def window_latencies(self, now: float) -> dict[str, Latencies]:
         """Return latencies of all time and of the windows.
@@ -252,7 +262,7 @@ class TaskStats:
             return {}
         latencies = {":all-time": subtract_latencies(self.latencies, {})}
         for name, base in self._bases(now):
-            latencies[name] = subtract_latencies(self.latencies, _decode(base[3]))
+            latencies[name] = subtract_latencies(self.latencies, _decode(base.latencies))
         return latencies
 
     def by_stream(self) -> _Streams:

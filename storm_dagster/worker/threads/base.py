@@ -86,9 +86,9 @@ class ThreadMixin(Runner, ABC):
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         """Result of the initialization, put once: ``None``, or its error."""
         self._calls: dict[Any, tuple[float, str, Any]] = {}
-        """Calls of the component that have not returned, oldest first.
+        """Calls of the component that have not returned, oldest first: (start, method, coroutine).
 
-        (start, method, coroutine).
+        The key is the id of a tuple, or anything else that no other call in flight has.
         """
 
     # -- loop's side -------------------------------------------------------------------------------
@@ -221,9 +221,12 @@ class ThreadMixin(Runner, ABC):
         if self._thread is None or self._thread.ident is None:
             return []
         frame = sys._current_frames().get(self._thread.ident)
-        calls = [call for call in [*self._calls.values()] if call[0] < since]
+        # A copy: the thread changes the calls.
+        calls = [*self._calls.values()]
         return [
-            (start, method, component_stack(frame, coroutine)) for start, method, coroutine in calls
+            (start, method, component_stack(frame, coroutine))
+            for start, method, coroutine in calls
+            if start < since
         ]
 
     def report(self, error: BaseException, activity: str) -> None:
@@ -248,7 +251,8 @@ class ThreadMixin(Runner, ABC):
     def call_in_loop(self, action: Callable[[], Any]) -> None:
         """Run ``action`` in the loop, after earlier calls.
 
-        It is dropped if the task is closed. Waits while as many calls are queued as the task may emit tuples in one turn.
+        It is dropped if the task is closed. Waits while as many calls are queued as the task may
+        emit tuples in one turn.
         """
         # Called per tuple, measured by benchmarks/dataplane.py.
         while len(self.loop_calls) >= self.quota and not (self._detached or self.shared.closing):

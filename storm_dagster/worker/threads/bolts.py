@@ -210,7 +210,8 @@ class AsyncBoltRunner(BlockingBoltRunner):
     async def _serve(self) -> None:
         """Start a call for each item of the inbox.
 
-        At most ``async_window`` are in flight. Returns when the inbox has ``STOP`` and the calls in flight are cancelled.
+        At most ``async_window`` are in flight. Returns when the inbox has ``STOP`` and the calls in
+        flight are cancelled.
         """
         bolt = self.instance
         self._anchors_itself = bolt.auto_anchor

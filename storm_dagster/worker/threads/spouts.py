@@ -71,7 +71,9 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         """
         calls = super().stuck_calls(since)
         if self.inbox.empty():
-            calls = [call for call in calls if call[1] != "next_tuple"]
+            return [
+                (start, method, stack) for start, method, stack in calls if method != "next_tuple"
+            ]
         return calls
 
     def busy_elsewhere(self) -> bool:
@@ -108,13 +110,13 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             # Verdicts from before the end are still passed.
             if self._detached or (self.shared.closing and not isinstance(item, tuple)):
                 continue
-            args: tuple[Any, ...] = ()
+            args: list[Any] = []
             if isinstance(item, Tuple):
                 method = "_on_peer_message"
-                args = (item.task, item.values)
+                args = [item.task, item.values]
             elif isinstance(item, tuple):
-                method = VERDICTS[item[0]]
-                args = item[1:]
+                verdict, *args = item
+                method = VERDICTS[verdict]
             elif isinstance(item, str):
                 method = item
             elif item is _RETIRE:
