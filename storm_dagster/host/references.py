@@ -8,6 +8,7 @@ from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest
 
+# "${env:NAME}" and "${file:PATH}".
 _REFERENCE = re.compile(r"\$\{(env|file):([^{}]*)\}")
 _MAX_FILE_LENGTH = 1024 * 1024
 """Largest file that a reference may name, in characters."""
@@ -22,7 +23,7 @@ def resolve_references(value: Any, key: str = "") -> Any:
     if isinstance(value, str):
         if "${" not in value:
             return value
-        return _REFERENCE.sub(lambda match: _target(match[1], match[2], key), value)
+        return _REFERENCE.sub(lambda match: _referenced_value(match[1], match[2], key), value)
     if isinstance(value, Mapping):
         resolved: dict[Any, Any] = {}
         for name, part in value.items():
@@ -33,7 +34,11 @@ def resolve_references(value: Any, key: str = "") -> Any:
     return value
 
 
-def _target(kind: str, name: str, key: str) -> str:
+def _referenced_value(kind: str, name: str, key: str) -> str:
+    """Return the value of a reference under a conf key.
+
+    ``InvalidRequest`` if there is none.
+    """
     if kind == "env":
         if name in os.environ:
             return os.environ[name]

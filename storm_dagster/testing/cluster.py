@@ -49,6 +49,7 @@ class LocalCluster:
         self._warm_runs = warm_runs
         self.home: Path = home.absolute()
         self._timeout = timeout
+        # Option of `storm-dagster dev` -> number.
         self._size = {
             "supervisors": supervisors,
             "slots": slots,
@@ -77,6 +78,7 @@ class LocalCluster:
         return self
 
     def _warm(self) -> bool:
+        """True once the Spark server is warm, or if there is none."""
         spark = self.endpoints.spark
         return spark is None or not (spark.starting or self.processes("spark-warm-up"))
 
@@ -112,7 +114,10 @@ class LocalCluster:
         return cluster_conf(self.home)
 
     def nimbus(self, patience: float = 30.0) -> NimbusClient:
-        """A client of its HTTP service; the caller closes it."""
+        """A client of its HTTP service; the caller closes it.
+
+        ``patience``: seconds for which a call waits for a leader.
+        """
         return NimbusClient.of_cluster(self.conf, self.home, patience=patience)
 
     # -- requests ----------------------------------------------------------------------------------
@@ -126,7 +131,8 @@ class LocalCluster:
     ) -> Any:
         """Run a verb and return its JSON document, or raise its typed error.
 
-        Without ``check`` it returns a :class:`CommandResult`, also after an error.
+        Without ``check`` it returns a :class:`CommandResult`, also after an error. ``cwd`` is the
+        working folder of the command.
         """
         # `--json` before the arguments: those after a `--` belong to the target.
         result = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
@@ -143,7 +149,10 @@ class LocalCluster:
             return nimbus.get("/v1/topologies")["topologies"]
 
     def wait_running(self, name: str, timeout: float = 60.0) -> dict[str, Any]:
-        """The topology's document once all its tasks run."""
+        """The topology's document once all its tasks run.
+
+        Raises ``AssertionError`` after ``timeout`` seconds.
+        """
 
         def running() -> dict[str, Any] | None:
             document = self.show(name)
@@ -164,14 +173,15 @@ class LocalCluster:
 
     # -- faults ------------------------------------------------------------------------------------
     def processes(self, role: str | None = None) -> list[RunFile]:
-        """The live processes that its run files name."""
+        """The live processes that its run files name, all or those of a role."""
         alive = [record for record in RunFile.read_all(self.home) if record.alive()]
         return [record for record in alive if role is None or record.role == role]
 
     def kill(self, role: str, id: str | None = None, number: int = signal.SIGKILL) -> RunFile:
         """Signal the first live process of that role and id, by default with ``kill -9``.
 
-        Returns its record.
+        ``number`` is that of the signal. Returns the record of the process; raises
+        :class:`Unavailable` if there is none.
         """
         for record in self.processes(role):
             if id is None or record.id == id:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from storm_dagster.api.state import TaskState
-from storm_dagster.worker.state.log import read_newest
+from storm_dagster.worker.state.log_files import read_newest
 from storm_dagster.worker.state.storage import open_task_log
 from storm_dagster.worker.state.task_store import TaskStore, TaskView, task_folder
 

@@ -36,8 +36,11 @@ from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _RECORDER = "harness.recorder"
+"""Id of the bolt that records the tuples of all components."""
 _WRITING_SECS = 10.0
+"""Longest wait, at the end, for a thread that still writes to the folder of the state."""
 _ROUND_TRIPS = "topology.testing.always.try.serialize"
+"""Conf key: tuples are encoded and decoded, as between workers."""
 _STEP_SECS = 0.1
 """The worker's interval for ticks, windows and timeouts."""
 _IDLE_TURNS = 3
@@ -62,19 +65,23 @@ class FixedSpout(Spout):
 
     def __init__(self, tuples: Sequence[Any], replays: int = 0) -> None:
         self.waiting: deque[tuple[int, Any]] = deque(enumerate(tuples))
+        """(index, values) of the tuples to emit, in order."""
         self.tuples: list[Any] = list(tuples)
+        """All tuples, by index."""
         self.replays = replays
         self.acked: list[int] = []
+        """Indices in the order of their acks."""
         self.failed: list[int] = []
+        """Indices in the order of their fails; once for each fail."""
 
     def add(self, tuples: Sequence[Any]) -> None:
-        """Queue more tuples."""
+        """Queue more tuples, with the next indices."""
         first = len(self.tuples)
         self.tuples += tuples
         self.waiting.extend(enumerate(tuples, first))
 
     def next_tuple(self) -> None:
-        """Emit the next tuple."""
+        """Emit the next tuple, if there is one."""
         if self.waiting:
             index, values = self.waiting.popleft()
             self.emit(values, tup_id=index)
@@ -110,7 +117,9 @@ class HarnessResult:
     """All tuples of all components, in order of arrival (without direct streams)."""
     acked: dict[str, list[int]] = field(default_factory=dict)
     """Spout -> indices of the acked tuples."""
+    """Only spouts in ``given``."""
     failed: dict[str, list[int]] = field(default_factory=dict)
+    """Spout -> indices of the failed tuples, once for each fail."""
     errors: list[tuple[str, BaseException]] = field(default_factory=list)
     """(component, exception) of all raised or reported errors."""
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
@@ -142,7 +151,9 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         ``given`` maps spouts to tuples, which replace the spout. ``state_dir`` is the folder of the
         components' state, by default one that is deleted with the harness. ``simulated`` time
         starts at ``start_ms`` (milliseconds since 1970; just after the end of a window, so that the
-        first tuples are in the first complete one).
+        first tuples are in the first complete one). ``archive`` is the folder of the topology's
+        files. ``InvalidRequest`` for a spout that the topology lacks, or for programs with
+        ``simulated`` time.
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
@@ -171,6 +182,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             epoch=start_ms / 1000 if simulated else None,
         )
         self.shared.sliced = False
+        # Without KeyboardInterrupt and the exceptions of test frameworks, which end the run.
         self.shared.catches = (Exception, SystemExit, CancelledError, GeneratorExit)
         self.dagster_events: list[DagsterEvent] = []
         """Events reported by bolts (``self.dagster``), in order."""
@@ -197,6 +209,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.errors.append((component, error))
 
     def _store(self, batch: list[DagsterEvent]) -> None:
+        """Respond to a batch of events in place of Dagster."""
         if self.dagster_up:
             self.dagster_events += batch
             self.shared.events.on_response(ReportResponse(frozenset(event.id for event in batch)))
@@ -204,7 +217,11 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             self.shared.events.on_response(ReportResponse(trouble="dagster_up is False"))
 
     def tasks(self, component: str) -> list[Any]:
-        """The component instances of the tasks of ``component``, by task id."""
+        """The component instances of the tasks of ``component``, in order of task ids.
+
+        ``None`` for a program, and a task that has not started. ``InvalidRequest`` if there is no
+        such component.
+        """
         runners = [
             runner for runner in self.engine.runners.values() if runner.component == component
         ]
@@ -214,7 +231,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         return [runner.instance for runner in runners]
 
     def tick(self, component: str) -> None:
-        """Send every task of ``component`` a tick, regardless of its conf."""
+        """Send every task of ``component`` a tick in the next run, whatever its conf."""
         for runner in self.engine.runners.values():
             if runner.component == component:
                 runner.ticks |= TICK_DUE
@@ -222,7 +239,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
     def give(self, spout: str, *tuples: Sequence[Any]) -> None:
         """Add tuples to a spout in ``given``, which the next run emits.
 
-        An empty list in ``given`` is enough.
+        An empty list in ``given`` is enough. ``InvalidRequest`` if the spout is not in ``given``.
         """
         for instance in self.tasks(spout):
             if not isinstance(instance, FixedSpout):
@@ -233,7 +250,11 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             instance.add(tuples)
 
     def advance(self, secs: float, *, timeout: float = 30.0) -> HarnessResult:
-        """Advance simulated time in steps of 0.1 s, and run at each step."""
+        """Advance simulated time in steps of 0.1 s, and run after each step.
+
+        The topology runs before the first one, too. ``InvalidRequest`` if time is not simulated.
+        Raises ``TimeoutError`` after ``timeout`` (real) seconds in all.
+        """
         if self.clock is None:
             raise InvalidRequest("this harness runs in real time: make it with simulated=True")
         until = self.clock.secs + secs
@@ -269,6 +290,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         runners = list(self.engine.runners.values())
         for runner in runners:
             if isinstance(runner, SpoutBase):
+                # A spout that emitted nothing is called at once.
                 runner.pause_until = 0.0
         has_worked = self.engine.run(self.shared.clock())
         is_starting = "starting" in self.engine.statuses().values()
@@ -279,9 +301,10 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             return False
         if is_starting or busy:
             time.sleep(0.001)
+            # Some task starts, and none in a thread: it failed to start, and waits for a retry.
             is_opening = any(runner.status == "starting" for runner in busy)
             if is_starting and not is_opening and not has_worked and self.clock is not None:
-                # Otherwise the retry of a failed component would never be due.
+                # Otherwise the retry would never be due.
                 self.clock.secs = round(self.clock.secs + _STEP_SECS, 6)
         return True
 
@@ -292,6 +315,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         return any(getattr(runner.instance, "_room_at", 0) > now_ms for runner in runners)
 
     def _result(self) -> HarnessResult:
+        """Everything since the begin of the harness, not only of the last run."""
         result = HarnessResult(list(self.tasks(_RECORDER)[0].tuples), errors=list(self.errors))
         for runner in self.engine.runners.values():
             letters = runner.letters.log if isinstance(runner, SpoutBase) else None
@@ -319,6 +343,10 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
 def _with_recorder(
     spec: TopologySpec, given: Mapping[str, Sequence[Any]], replays: int
 ) -> TopologySpec:
+    """Replace the spouts in ``given``, and add the recorder.
+
+    It reads all streams but direct ones. ``InvalidRequest`` for a spout that the topology lacks.
+    """
     spouts = dict(spec.spouts)
     for name, tuples in given.items():
         if name not in spouts:
@@ -352,7 +380,8 @@ def run_topology(
     """Run ``topology`` on fixed tuples, and return the result.
 
     ``given`` maps spouts to the tuples that replace them. When the topology is idle, the components
-    in ``ticks`` get a tick each, and it runs once more.
+    in ``ticks`` get a tick each, and it runs once more. Raises as :class:`TopologyHarness`, and
+    ``TimeoutError`` if a run takes longer than ``timeout`` seconds.
     """
     harness = TopologyHarness(topology, given, conf=conf, replays=replays, state_dir=state_dir)
     with harness:

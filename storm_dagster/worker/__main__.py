@@ -47,12 +47,13 @@ def _wait_for_spec(path: Path) -> None:
 
 def main() -> int:
     """Run one worker, and return its exit code."""
-    spare = sys.argv[2:] == [SPARE]
-    if len(sys.argv) != 2 and not spare:
+    # Started before there is a spec for it.
+    is_spare = sys.argv[2:] == [SPARE]
+    if len(sys.argv) != 2 and not is_spare:
         sys.stderr.write("usage: python -m storm_dagster.worker SPEC.json\n")
         return 2
     try:
-        if spare:
+        if is_spare:
             _wait_for_spec(Path(sys.argv[1]))
             del sys.argv[2]
         code = run_worker(Path(sys.argv[1]))

@@ -9,7 +9,7 @@ from msgspec.structs import replace as changed
 
 from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.liveness.step import HealingSettings, healing_step
-from storm_dagster.defs.healing.memory import HealingMemory, Restart, spare_observations, spare_runs
+from storm_dagster.defs.healing.memory import HealingMemory, Restart, limit_observations, limit_runs
 from storm_dagster.model.records import Assignment, StormBase, SupervisorInfo, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
@@ -59,7 +59,7 @@ class Sensor:
         }
         view = replace(view, supervisors=infos)
         step = healing_step(view, self.memory, now, SETTINGS)
-        attempts, asked = spare_runs(view, step.attempts, step.memory, now)
+        attempts, asked = limit_runs(view, step.attempts, step.memory, now)
         self.memory = changed(step.memory, asked=asked)
         return [attempt.cause.key for attempt in attempts]
 
@@ -104,7 +104,7 @@ def test_a_crash_loop_is_observed_less_and_less() -> None:
     for now in range(0, DAY, 60):
         found = [Restart("t", "loops", "s1", "h", port, 1) for port in (1, 2)]
         found += [Restart("u", "once", "s1", "h", 1, 1)] if now == 60 * 700 else []
-        kept, observed = spare_observations(found, observed, float(now))
+        kept, observed = limit_observations(found, observed, float(now))
         for name in seen:
             seen[name] += any(each.topology_id == name for each in kept)
         assert len([each for each in kept if each.topology_id == "loops"]) in (0, 2)

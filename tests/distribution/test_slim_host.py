@@ -281,8 +281,6 @@ def test_a_slim_host_runs_the_tasks_of_a_topology(
 
 def test_a_topology_runs_without_a_cluster_on_a_slim_host() -> None:
     topology = f"{ROOT / 'tests' / 'local' / 'topologies.py'}:Sums"
-    done = slim(
-        "from storm_dagster.cli import main; main()", "run", topology, "--until-idle", "1"
-    )
+    done = slim("from storm_dagster.cli import main; main()", "run", topology, "--until-idle", "1")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "200 tuples of spouts, 0 failed, 0 errors" in done.stdout

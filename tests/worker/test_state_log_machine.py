@@ -23,7 +23,8 @@ from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.values import decode_value
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.worker.state import log as state_log
-from storm_dagster.worker.state.log import StateLog, read_newest, state_folder
+from storm_dagster.worker.state.log import StateLog, state_folder
+from storm_dagster.worker.state.log_files import read_newest
 from storm_dagster.worker.state.storage import open_task_log
 from storm_dagster.worker.state.task_store import TaskStore, task_folder
 from storm_rigs.servers.memory_folder import MEMORY_FOLDER

@@ -133,11 +133,9 @@ def hold(harness: TopologyHarness, *full: str) -> None:
     harness.engine.pressure.on_request(Slot("other", 1), bool(full), full)
     if full:
         # A request expires by real time.
-        harness.engine.pressure._peers[Slot("other", 1)] = (
-            float("inf"),
-            frozenset(full),
-            frozenset(),
-        )
+        requests = harness.engine.pressure._requests
+        slot = Slot("other", 1)
+        requests[slot] = requests[slot]._replace(expiry=float("inf"))
     harness.engine._update_spouts(harness.shared.clock())
 
 

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REQUEST_SECS = 20.0
+"""Longest time for which a nimbus may not respond."""
 _EXPIRE_SECS = 5.0
+"""Interval of the checks for events whose tuples have timed out."""
 
 
 class EventTask(Protocol):
@@ -70,12 +72,15 @@ class EventDelivery:
     def __init__(self, shared: EventWorker) -> None:
         self._shared = shared
         self._runners: dict[int, EventTask] = {}
+        """Task id -> the task, for its reports; every task that has added an event."""
         self.outbox: EventOutbox[Tuple] = EventOutbox(
             2 * float(shared.conf.get("topology.message.timeout.secs") or 30)
         )
         self._responses: deque[ReportResponse] = deque()
+        """Results that the next :meth:`run` handles. Any thread appends."""
         self._expire_at = 0.0
         self._troubled = False
+        """True if the last response had trouble, which is reported once."""
         self.send: Callable[[list[DagsterEvent]], None] | None = None
         """Sends a batch, and calls :meth:`on_response` with the result."""
 
@@ -136,6 +141,7 @@ class EventDelivery:
         return True
 
     def _handle(self, response: ReportResponse, now: float) -> None:
+        """Ack or fail the tuples of a batch, and report the events that were not stored."""
         ledger = self._shared.ledger
         outcome = self.outbox.handle_response(response, now)
         for holder in outcome.ack:
@@ -165,9 +171,9 @@ class EventDelivery:
             self._shared.ledger.fail(holder, LOST)
 
     def drop(self) -> None:
-        """Report the events that are lost when the worker ends.
+        """Report the events that are lost when the worker ends: those without a tuple.
 
-        They are the events without a tuple to replay.
+        Any other comes once more, when its tuple is replayed.
         """
         for entry in self.outbox.entries():
             if entry.without_tuple:
@@ -196,6 +202,7 @@ class EventSender:
         self._batches: queue.SimpleQueue[list[DagsterEvent]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._trouble: str | None = None
+        """Trouble of the last response; only a change of it is logged."""
 
     def send(self, batch: list[DagsterEvent]) -> None:
         """Queue a batch."""
@@ -205,6 +212,7 @@ class EventSender:
             self._thread.start()
 
     def _run(self) -> None:
+        """Post batches forever; the body of the daemon thread."""
         # Most workers report no events, and need no HTTP client.
         import httpx
 
@@ -224,6 +232,10 @@ class EventSender:
                 self.on_response(response)
 
     def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> ReportResponse:
+        """Post a batch once.
+
+        Raises the error of the leader, or that of a response in another form.
+        """
         from storm_dagster.client.leader import NamedLeader, call_leader
 
         def send(base: str) -> httpx.Response:

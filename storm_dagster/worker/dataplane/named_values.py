@@ -13,7 +13,9 @@ from typing import Any
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import Tuple, Values
 
+# Instructions without meaning for the use of values.
 _SKIPPED = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "RESUME"))
+# Matches the instructions of a use by position, as `_describe` writes them.
 _BY_POSITION = (
     r"LOAD_FAST\w*:{name} LOAD_ATTR:values "
     # values[0], unpacked, in a loop
@@ -68,11 +70,12 @@ def _describe(instruction: dis.Instruction) -> Iterator[str]:
 
 
 def _is_own(function: Any) -> bool:
+    """True if the method is missing, or that of a class of this package."""
     return function is None or function.__module__.startswith("storm_dagster.")
 
 
 def namer_of(bolt: Any, context: TopologyContext) -> Callable[[list[Tuple]], None] | None:
-    """Return a function that names the values of a batch.
+    """Return a function that names the values of a batch, in place.
 
     ``None`` if the bolt never uses the names.
     """

@@ -43,6 +43,7 @@ class Placement:
     ready: frozenset[Slot] = frozenset()
     """Slots whose worker runs all its tasks."""
     state: StateHome = field(default_factory=lambda: StateHome(marker=""))
+    """The cluster's record of the topology's state."""
 
 
 def by_component(components: Mapping[int, str]) -> dict[str, list[int]]:
@@ -51,6 +52,7 @@ def by_component(components: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 _NEVER = object()
+"""Instead of the tree of a bundle: there is none, and ``None`` is the tree of untracked tuples."""
 MAX_BUNDLED = 1000
 """Tuples in a bundle that is sent."""
 
@@ -108,6 +110,7 @@ def split_bundle(
 
 
 def _bundle(edges: list[int], root: Any, tuples: list[Any]) -> tuple[Any, int, list[Any]]:
+    """Bundle of the same form as that with ``root``; ``edges``: [root, edge, ...]."""
     return (edges, 0, tuples) if isinstance(root, list) else (root, edges[1], tuples)
 
 
@@ -127,20 +130,30 @@ class RemoteLink:
     """
 
     task: int
+    """The receiving task."""
     source: int
+    """The sending task."""
     stream: str
     peer: Any
+    """The ``Peer`` of the receiving worker."""
     append: None = None
+    """``None``, unlike that of :class:`LocalLink`: the hot path tells them apart by it."""
     items: list[Any] = field(default_factory=list)
+    """Bundles of this pass: (root, or list of roots and edges; edge; tuples)."""
     last: Any = _NEVER
+    """Tree of the newest bundle."""
     bundle: list[Any] = field(default_factory=list)
+    """Tuples of the newest bundle."""
     long: bool = False
     """True if one of the bundles must be divided, apart from :attr:`bundle`, the newest one."""
     count: Callable[[str, str, int], None] = _ignore_count
     """Adds to a count by stream of the sending task: name, stream, number."""
 
     def take(self) -> list[Any]:
-        """Remove and return the buffered bundles."""
+        """Remove and return the buffered bundles.
+
+        Each has at most :data:`MAX_BUNDLED` tuples.
+        """
         items = self.items
         self.items = []
         self.last = _NEVER
@@ -180,8 +193,10 @@ class Route:
         ``None`` unless the stream is direct, or read with direct grouping.
         """
         self.copies: int = 0
+        """Receivers that each emitted tuple has at least: the number of :attr:`fans`."""
         self.emitted = 0
         self.extra: int = 0
+        """Difference of the number of sent tuples from ``emitted * copies``."""
 
     @property
     def transferred(self) -> int:
@@ -194,7 +209,7 @@ class Route:
         self.extra = former.transferred - self.emitted * self.copies
 
     def links(self, values: Sequence[Any]) -> list[Any]:
-        """Return the targets of a tuple without ``direct_task``."""
+        """Return the targets of a tuple without ``direct_task``, and count its copies."""
         # Called per tuple, measured by benchmarks/dataplane.py.
         targets = [choose(values) for choose in self.fans]
         for choose_many in self.many:
@@ -204,7 +219,7 @@ class Route:
         return targets
 
     def link_to(self, task: int) -> Any:
-        """Return the target ``direct_task``.
+        """Return the link to the target ``task`` of a direct emit, and count its copies.
 
         ``InvalidRequest`` if it does not read the stream with direct grouping.
         """
@@ -229,7 +244,8 @@ def build_routes(
 ) -> "dict[str, Route]":
     """Build the routes of all streams of ``task``.
 
-    ``link(target task, stream)`` creates a link. Subscribers without tasks are skipped.
+    ``tasks_of``: component -> its tasks. ``link(target task, stream)`` creates a link. Subscribers
+    without tasks are skipped. Raises the errors of a custom grouping.
     """
     part = spec.component(component)
     routes: dict[str, Route] = {}
@@ -254,12 +270,18 @@ def build_routes(
 def _subscribe(
     route: "Route", grouping: GroupingSpec, links: list[Any], task: int, context: Any
 ) -> None:
+    """Add the chooser of one input of a reader to a route.
+
+    ``links``: to all tasks of the reader; ``task``: the sender. Raises the errors of a custom
+    grouping.
+    """
     rule = GROUPINGS[grouping.type]
     by_task = {link.task: link for link in links}
     if rule.needs == "direct":
         route.direct = {**(route.direct or {}), **by_task}
         return
     if rule.local:
+        # The tasks of this worker, if there are any.
         links = [link for link in links if link.append is not None] or links
     if rule.needs == "object":
         build_grouping = resolve(grouping.object or "")

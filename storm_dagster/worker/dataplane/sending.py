@@ -68,6 +68,7 @@ def sent_and_received(values: Any, route: Route, task: int) -> list[Any]:
     return decode_value(raw)
 
 
+# Type in the declaration of a stream -> classes of its values.
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "str": str,
     "int": int,
@@ -87,6 +88,7 @@ def check_types(values: Sequence[Any], stream: StreamSpec, name: str, component:
     ``InvalidRequest`` otherwise.
     """
     for field, kind, value in zip(stream.fields, stream.types, values, strict=False):
+        # In Python, a bool is an int.
         if not isinstance(value, _TYPES[kind]) or (
             isinstance(value, bool) and kind in ("int", "float")
         ):
@@ -98,7 +100,7 @@ def check_types(values: Sequence[Any], stream: StreamSpec, name: str, component:
 
 
 def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
-    """Buffer a tuple for another worker."""
+    """Buffer a tuple for another worker: in the bundle of its tree, or in a new one."""
     if link.last is tree:
         link.bundle.append(values)
         return
@@ -118,6 +120,7 @@ def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
             leaf.val ^= number
             leaf.peers |= link.peer.bit
             root += (leaf.root, number)
+    # The newest bundle may still grow: `RemoteLink.take` looks at its length.
     if len(link.bundle) > MAX_BUNDLED:
         link.long = True
     link.last = tree
@@ -174,6 +177,7 @@ def send_to_targets(
     if rich is None:
         rich = not ATOMIC.issuperset(map(type, values))
     copy: Any = values
+    # Encoded once, for the receivers in all other workers.
     raw: Any = None
     for index, link in enumerate(links):
         if rich and link.append is None:

@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 _SEND_FRAMES = 64
 _RECEIVE_FRAMES = 64
+"""Frames in the queue of a socket."""
 _SOCKET_BYTES = 256 * 1024
 """Kernel buffers on either side. The default grows to several megabytes: a receiver would accept
 tens of thousands of tuples before back pressure starts.
@@ -128,19 +129,23 @@ class Peer:
     )
     """One of ``KINDS`` and ``VERDICTS`` -> task -> numbers."""
     touched: list[tuple[int, str, list[int]]] = field(default_factory=list)
+    """(acker, start token of a worker, roots of trees that have parts there)."""
     reasons: list[tuple[int, int, str, str]] = field(default_factory=list)
     """Reasons of the roots in ``fails`` and ``failed`` of :attr:`by_task`."""
     pressure: bool | None = None
+    """This and the next four: as in ``Frame``, for the next frame; ``None``: nothing to say."""
     full: list[str] | None = None
     away: list[str] | None = None
     report: Any = None
     loads: list[tuple[int, float]] | None = None
     backlog: deque[bytes] = field(default_factory=deque)
+    """Encoded frames that are not sent, oldest first."""
     backlog_bytes: int = 0
     dropped: int = 0
+    """Frames that were dropped from the backlog."""
 
     def has_news(self) -> bool:
-        """True if there is content for the next frame."""
+        """True if there is content for the next frame: all else comes with a part of it."""
         return bool(
             self.dirty
             or self.touched
@@ -353,6 +358,7 @@ class Transport:
         # ZeroMQ accepts little more.
         self._silent_millis: int = min(_SILENT_MILLIS + round(blocked_secs * 1000), 6_000_000)
         self.batch = batch
+        """Largest number of bundles in a frame."""
         self.peers: dict[Slot, Peer] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._socket(zmq.ROUTER, _ROUTER)
@@ -389,7 +395,8 @@ class Transport:
     def set_peers(self, addresses: dict[Slot, str], alive: Iterable[Slot]) -> list[bytes]:
         """Connect to these slots, and drop all other peers.
 
-        Returns the backlogs of those.
+        A peer whose address has changed is connected anew. Returns the unsent frames of the dropped
+        connections. ``alive``: slots whose worker has a node in ZooKeeper.
         """
         living = set(alive)
         unsent: list[bytes] = []

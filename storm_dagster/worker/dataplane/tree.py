@@ -20,7 +20,9 @@ from storm_dagster.core.dataplane.acking import BoundedMap
 from storm_dagster.model.errors import InvalidRequest
 
 _NUMBERS = 4096
+"""Numbers that one system call returns."""
 _MAX_REASONS = 4096
+"""Roots whose reasons are kept; a new one replaces the oldest."""
 Reason = tuple[int, str, str]
 """Why a tuple failed: (task, component, text of at most 500 characters)."""
 LOST: Reason = (0, "", "a task or worker with parts of it stopped")
@@ -41,6 +43,7 @@ class Tree(msgspec.Struct, eq=False, gc=False):
     count: int
     """Tuples here that are neither acked nor failed."""
     root: int
+    """Number of the spout's tuple; 0 in a joint tree."""
     val: int
     """XOR of its edge (0 at the spout) and of all edges to other workers below it."""
     origin: Any = None
@@ -50,6 +53,7 @@ class Tree(msgspec.Struct, eq=False, gc=False):
     anchors.
     """
     failed: bool = False
+    """True if its root has failed or is lost: the tree sends no ack."""
     peers: int = 0
     """Bits of the other workers that it sent tuples to (``engine.acks``)."""
 
@@ -105,7 +109,9 @@ class Ledger:
     inits: list[tuple[int, int, int]] = field(default_factory=list)
     """(root, value, spout task)."""
     fails: list[int] = field(default_factory=list)
+    """Failed roots, for their ackers."""
     losses: list[int] = field(default_factory=list)
+    """As :attr:`fails`, for the reason :data:`LOST`."""
     reasons: BoundedMap[int, Reason] = field(default_factory=lambda: BoundedMap(_MAX_REASONS))
     """Root -> why it failed, here or in another worker. An entry is kept until its spout reads it,
     or too many later ones have failed.
@@ -128,7 +134,11 @@ class Ledger:
         tree.count += 1
 
     def ack_tree(self, tree: Tree) -> None:
-        """Ack a tree whose count has become zero."""
+        """End a tree whose count has become zero.
+
+        A joint tree counts its parents down; a failed tree sends nothing. Any other tree is acked
+        at its spout, if that is here and no part has left this worker, or else at the acker.
+        """
         if tree.parents is not None:
             for parent in tree.parents:
                 count = parent.count = parent.count - 1
@@ -163,7 +173,7 @@ class Ledger:
             self.ack_tree(tree)
 
     def fail(self, tup: Any, reason: Reason | None = None) -> None:
-        """Fail a received tuple and its roots at all spouts.
+        """Fail a received tuple, and all roots that it belongs to.
 
         Without effect if it was acked or failed before.
         """
@@ -172,6 +182,8 @@ class Ledger:
             return
         tup._tree = None
         self.fail_tree(tree, reason)
+        # The tuple is finished, too: the parents of a joint tree must still be counted down. A
+        # failed tree itself sends no ack.
         tree.count -= 1
         if not tree.count:
             self.ack_tree(tree)
@@ -185,9 +197,9 @@ class Ledger:
             self.fail_root(leaf.root, leaf.origin, reason)
 
     def fail_root(self, root: int, origin: Any, reason: Reason | None) -> None:
-        """Notify the spout or acker that a root failed or is lost.
+        """Notify the spout or acker that a root failed, or is lost (:data:`LOST`).
 
-        The acker, if the spout is in another worker.
+        ``origin``: the spout's task, if it is here; ``None``: the acker is notified.
         """
         lost = reason is LOST
         if reason is not None and not lost:
@@ -199,4 +211,5 @@ class Ledger:
 
     def empty(self) -> bool:
         """True if a flush would send no message."""
+        # Each of `touched` has an ack beside it.
         return not (self.acks or self.inits or self.fails or self.losses)

@@ -28,15 +28,16 @@ class WorkerBits:
 
     def __init__(self, keep_secs: float) -> None:
         """``keep_secs``: time for which trees may still name a lost worker."""
-        self._keep = keep_secs
+        self._keep_secs = keep_secs
         self._keys: dict[Slot, str] = {}
         """Slot -> start token of its worker; ``host:port`` while there is none."""
         self._bits: dict[str, int] = {}
+        """Key as in :attr:`_keys`, or token that only a peer has named -> bits of that worker."""
         self._lost: dict[str, tuple[int, float]] = {}
         """Start token of a lost worker -> its bits, and the time when they may be reused."""
 
     def place(self, slots: Collection[Slot], tokens: Mapping[str, Slot], now: float) -> int:
-        """Apply the slots in use and the live workers.
+        """Apply the slots of the other workers, and the live workers (token -> slot).
 
         Returns the bits of the workers that were lost since the last call.
         """
@@ -51,13 +52,15 @@ class WorkerBits:
             if key == former:
                 continue
             if key:
+                # A worker that was lost from view is back.
                 self._lost.pop(key, None)
             if key and former == address:
+                # The first worker of a slot gets the tuples that were sent before it was known.
                 self._bits[key] = self._bits.pop(address) | self._bits.get(key, 0)
                 continue
             if former:
                 bits = self._bits.pop(former)
-                self._lost[former] = (bits, now + self._keep)
+                self._lost[former] = (bits, now + self._keep_secs)
                 lost_bits |= bits
             if key:
                 self.bit_of(key, now)
@@ -70,7 +73,7 @@ class WorkerBits:
         return (token, self._bits.get(key, 0))
 
     def bit_of(self, token: str, now: float) -> int:
-        """Return the bits of a worker, which may be unknown.
+        """Return the bits of a worker. An unknown one gets a free bit.
 
         0 if it is lost.
         """
@@ -78,7 +81,9 @@ class WorkerBits:
             return 0
         if token not in self._bits:
             self._lost = {
-                lost_token: entry for lost_token, entry in self._lost.items() if entry[1] > now
+                lost_token: (bits, reusable_at)
+                for lost_token, (bits, reusable_at) in self._lost.items()
+                if reusable_at > now
             }
             used = 0
             for bits in self._bits.values():
@@ -92,7 +97,7 @@ class WorkerBits:
     def has_room(self, token: str) -> bool:
         """True if a peer may name this worker.
 
-        Each slot may have one worker that is not known here yet.
+        Each slot may have one worker that is not known here yet, and there may be a few more slots.
         """
         return token in self._bits or len(self._bits) <= 2 * len(self._keys) + 9
 
@@ -130,10 +135,12 @@ class AckExchange:
         """Tuples for tasks or workers that no longer exist; they failed at once."""
         self.workers = WorkerBits(2 * float(shared.conf.get("topology.message.timeout.secs") or 30))
         self._homes: list[tuple[Any, ...]] = []
-        """Home of each acker; an acker that moves or restarts has lost its trees."""
+        """(task, slot, bits of the worker, True if it is here) of each acker. An acker whose home
+        changes has moved or restarted, and lost its trees.
+        """
 
     def fail_misdirected(self, bundles: Any, reason: Reason = LOST) -> None:
-        """Fail the trees of tuples for a task that is not here."""
+        """Fail the trees of the tuples in ``bundles``, for a task that is not here."""
         for root, _, tuples in bundles:
             self.misdirected += len(tuples)
             for tracked_root in _roots_of(root):
@@ -146,7 +153,11 @@ class AckExchange:
                 self.fail_misdirected(bundles)
 
     def on_workers(self, now: float) -> None:
-        """Fail the trees with parts in lost workers or lost ackers."""
+        """Follow the placement's workers and ackers.
+
+        The trees with parts in lost workers or lost ackers fail. Without effect in a worker without
+        transport.
+        """
         placement = self.placement
         transport = self._transport
         assert placement is not None
@@ -199,6 +210,7 @@ class AckExchange:
     def _touch(
         self, acker: Acker, token: str, roots: list[int], now: float, result: AckerResult
     ) -> None:
+        """Note that trees have parts in the worker ``token``; lose them, if that is lost."""
         bit = self.workers.bit_of(token, now) if self.workers.has_room(token) else 0
         if bit:
             acker.table.touch(roots, bit)
@@ -238,18 +250,20 @@ class AckExchange:
         self.deliver_results(result)
 
     def deliver_results(self, result: AckerResult) -> None:
-        """Notify spouts, here and in other workers."""
+        """Notify the spouts and windowed tasks of results, here and in other workers."""
         placement = self.placement
         assert placement is not None
         for verdict in VERDICTS:
             for task, roots in getattr(result, verdict).items():
                 if self._notify(verdict, task, roots) and task:
                     continue
+                # For task 0, an unknown spout, these are all peers.
                 for peer in self._peers_of(task):
                     peer.by_task[verdict].setdefault(task, []).extend(roots)
                     self._explain(peer, roots)
 
     def _explain(self, peer: Peer, roots: Iterable[int]) -> None:
+        """Send the reasons of failed roots to a peer, as far as they are known here."""
         reasons = self._shared.ledger.reasons
         peer.reasons += [(root, *reasons[root]) for root in roots if root in reasons]
 
@@ -261,6 +275,7 @@ class AckExchange:
         return [] if peer is None else [peer]
 
     def _peer_of(self, task: int) -> Any:
+        """The peer with a task; ``None`` for a task that is here or nowhere."""
         assert self.placement is not None
         slot = self.placement.slots.get(task)
         if self._transport is None or slot is None:
@@ -289,7 +304,7 @@ class AckExchange:
     def flush(self, now: float) -> bool:
         """Send the acks of this pass to the ackers.
 
-        Returns True if spouts of this worker got results from it.
+        Returns True if an acker of this worker completed, failed or lost a tree by them.
         """
         ledger = self._shared.ledger
         ackers = self._shared.acker_tasks

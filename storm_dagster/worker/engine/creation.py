@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.spark.fused import FusedBolt
 from storm_dagster.model.topology import ComponentSpec, TopologySpec
-from storm_dagster.worker.dataplane.routes import resolve
+from storm_dagster.worker.dataplane.routes import by_component, resolve
 from storm_dagster.worker.tasks.bolts import BoltRunner, FusedBoltRunner
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutRunner
@@ -30,7 +30,7 @@ def make_runner(
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
     code: Any = None
     threaded = concurrent = False
-    # The first start of the task reports the error.
+    # A class that cannot be imported: the first start of the task reports the error.
     with suppress(*shared.catches):
         code = resolve(part.object.python or "")
         concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
@@ -49,11 +49,35 @@ def make_runner(
     return (SpoutRunner if is_spout else BoltRunner)(shared, context, part)
 
 
+def changed_components(
+    spec: TopologySpec, former: Mapping[int, str], current: Mapping[int, str]
+) -> set[str]:
+    """Components whose tasks must reopen, because the tasks of the topology changed.
+
+    ``former`` and ``current`` are task -> component. A component divides input, state and keys over
+    its tasks, and direct senders name tasks of their readers: with other tasks, what ``initialize``
+    derived from the context is wrong.
+    """
+    former_tasks = by_component(former)
+    current_tasks = by_component(current)
+    changed: set[str] = set()
+    for component in {*current_tasks, *former_tasks}:
+        if current_tasks.get(component) != former_tasks.get(component):
+            changed.add(component)
+    direct_senders: set[str] = set()
+    for reader, _, part in spec.components():
+        for item in part.inputs:
+            if reader in changed and item.grouping.type == "direct":
+                direct_senders.add(item.component)
+    return changed | direct_senders
+
+
 def close_runners(runners: Sequence[Runner], until: float, *, retire: bool) -> None:
-    """Close tasks in this order.
+    """Close tasks in this order; a running thread delays its own task.
 
     All threads end side by side, until the moment ``until`` of ``time.monotonic()``. Threads that
-    have not ended by then are abandoned.
+    have not ended by then are abandoned. ``retire``: see :meth:`Runner.close`; without it, tasks
+    later in the order first process what the closing ones have emitted.
     """
     for runner in runners:
         runner.attempt("close", partial(runner.begin_close, retire=retire))
@@ -96,4 +120,5 @@ def senders_first(spec: TopologySpec, runners: Iterable[Runner]) -> list[Runner]
         for name in ready:
             del sources[name]
     places = {name: place for place, name in enumerate(order)}
+    # System tasks have no place: they come with the first component.
     return sorted(runners, key=lambda runner: places.get(runner.component, 0))

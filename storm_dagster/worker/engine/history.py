@@ -36,12 +36,13 @@ _WINDOW_SECS = 10.0
 _SILENT_SECS = 15.0
 """A worker without a report for this long has no rates."""
 _RINGS = {False: (10, 360), True: (300, 288)}
-"""For an hour, and for a day: seconds of a row, number of rows."""
+"""True for the day's ring, False for the hour's -> (seconds of a row, number of rows)."""
 _MAX_COMPONENTS = 64
 """Components with separate rings; of a larger topology the first by name, beside the whole."""
 _MAX_STARTS = 99
 """Remembered restarts of a slot; each further one pushes out the oldest."""
 _NONE = (0,) * 7
+"""Counters of a task that has just started. Compared by identity, too."""
 Figures = dict[str, Any]
 
 
@@ -50,8 +51,11 @@ class _Mark(NamedTuple):
 
     pid: int
     secs: float
+    """Uptime of the worker, by its own clock."""
     cpu_secs: float
+    """Processor time of the worker since its start."""
     received: float
+    """Time of receipt, by the topology master's clock."""
     tasks: dict[str, tuple[int, ...]]
     """Executed, emitted, acked, failed, nanoseconds of sampled tuples, number of these,
     milliseconds held back.
@@ -62,6 +66,7 @@ class _Mark(NamedTuple):
 
 
 def _mark(report: WorkerReport, received: float) -> _Mark:
+    """Take the counters of a report, without system tasks and system streams."""
     tasks: dict[str, tuple[int, ...]] = {}
     latencies: dict[str, list[Buckets]] = {}
     for task, task_report in report.tasks.items():
@@ -115,10 +120,14 @@ class TopologyHistory:
 
     def __init__(self) -> None:
         self._marks: dict[str, deque[_Mark]] = {}
+        """Slot -> its counters, oldest first: rates are differences of the last and the first."""
         self._starts: dict[str, list[float]] = {}
         """Slot -> times at which a new process replaced another one there."""
         self._rows: dict[tuple[str, bool], deque[list[Any]]] = {}
+        """(component or ``""`` for the whole, key of ``_RINGS``) -> rows, oldest first."""
         self._ends: dict[bool, int] = {}
+        """Key of ``_RINGS`` -> number of the interval since 1970 in which the last row was added.
+        """
         self._sums: dict[str, list[Figures]] = {}
         """Component -> its figures since the last row of the day's ring."""
 
@@ -134,6 +143,7 @@ class TopologyHistory:
             # A new process: all its counters began at 0.
             marks.append(_Mark(mark.pid, 0.0, 0.0, now, {}, {}, {}))
         marks.append(mark)
+        # The first mark is the newest one that is old enough.
         while len(marks) > 2 and mark.secs - marks[1].secs >= _WINDOW_SECS:
             marks.popleft()
 
@@ -150,7 +160,8 @@ class TopologyHistory:
         """Return the current figures.
 
         ``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate",
-        "busy"}}, "edges": {id: {input: rate}}, "cpu": {slot: cores}}``.
+        "busy"}}, "edges": {id: {input: rate}}, "cpu": {slot: cores}, "parts": {id: figures that
+        are not rounded, with "buckets"}}``. Workers without a recent report are left out.
         """
         parts: dict[str, Figures] = {}
         tasks: dict[str, Figures] = {}
@@ -200,13 +211,14 @@ class TopologyHistory:
         return figures
 
     def trend(self) -> str:
-        """Return the rates of the last hour; any thread.
+        """Return the rates of the last hour; any thread. Empty before the first row.
 
         The form is that of :class:`TaskBeats`.
         """
         rows = list(self._rows.get(("", False), ()))
         if not rows:
             return ""
+        # A digit is the mean rate of two minutes; the last one is that of the newest row.
         newest = rows[-1][0] // 120
         rates_by_age = multimap((newest - at // 120, rate) for at, rate, *_ in rows)
         means: list[float | None] = []
@@ -222,6 +234,7 @@ class TopologyHistory:
 
         ``""`` is the whole topology. ``None`` if the growth is not known.
         """
+        # A row begins with its time. Seven rows of ten seconds are a minute.
         lag = 1 + COLUMNS.index("lag")
         newest = list(self._rows.get((component, False), ()))[-7:]
         rows = [row for row in newest if row[lag] is not None]
@@ -229,11 +242,16 @@ class TopologyHistory:
             return None
         secs = rows[-1][0] - rows[0][0]
         if secs > 120:
+            # The history has a gap.
             return None
         return _round((rows[-1][lag] - rows[0][lag]) / secs)
 
     def advance(self, now: float, epoch_secs: float, spouts: Collection[str]) -> None:
-        """Add the rows that are due; call it every few seconds."""
+        """Add the rows that are due; call it every few seconds.
+
+        ``now``: time of the reports' clock; ``epoch_secs``: seconds since 1970, the time of the
+        rows; ``spouts``: the components whose rates are those of the topology.
+        """
         if self._ends.get(False) == int(epoch_secs // 10):
             return
         parts: dict[str, Figures] = self.flow(now)["parts"]
@@ -243,14 +261,16 @@ class TopologyHistory:
             self._sums.setdefault(name, []).append(part)
             self._add(name, False, epoch_secs, part)
         self._ends[False] = int(epoch_secs // 10)
-        day = int(epoch_secs // 300)
-        if self._ends.setdefault(True, day) != day:
+        # The first row of the day's ring ends with the interval in which the process started.
+        interval = int(epoch_secs // 300)
+        if self._ends.setdefault(True, interval) != interval:
             for name, sums in self._sums.items():
                 self._add(name, True, epoch_secs, _mean(sums))
-            self._ends[True] = day
+            self._ends[True] = interval
             self._sums = {}
 
     def _add(self, component: str, day: bool, epoch_secs: float, part: Figures) -> None:
+        """Add a row to a ring; the oldest row of a full ring is dropped."""
         figures = _rounded_figures(part)
         if (component, day) not in self._rows and len(self._rows) > 4 * _MAX_COMPONENTS:
             return  # A peer invents names.
@@ -271,7 +291,10 @@ class TopologyHistory:
 
 
 def _add_task(part: Figures, task: str, old: _Mark, new: _Mark) -> Figures:
-    """Add the rates of a task to its component, and return them."""
+    """Add the rates of a task to ``part``, those of its component.
+
+    Returns the task's own ``{"rate", "busy"}``.
+    """
     report = new.report[task]
     counters = new.tasks[task]
     base = _base_counters(task, old, new)
@@ -293,9 +316,9 @@ def _add_task(part: Figures, task: str, old: _Mark, new: _Mark) -> Figures:
 
 
 def _base_counters(task: str, old: _Mark, new: _Mark) -> tuple[int, ...]:
-    """Counters to subtract from those of a task.
+    """Counters to subtract from those of a task in ``new``.
 
-    ``_NONE`` for a task that restarted, or that ``old`` lacks.
+    ``_NONE`` for a task that restarted, so that a counter is lower, or that ``old`` lacks.
     """
     base = old.tasks.get(task, _NONE)
     pairs = zip(new.tasks[task], base, strict=True)
@@ -323,6 +346,7 @@ def _new_samples(buckets: Buckets, former: Buckets) -> Buckets:
 
 
 def _empty() -> Figures:
+    """Figures of no task; ``lag`` is ``None`` until a task reports it."""
     return {**dict.fromkeys(COLUMNS, 0.0), "lag": None, "buckets": {}}
 
 
@@ -339,7 +363,8 @@ def _rounded_figures(part: Figures) -> Figures:
 def _whole(parts: Mapping[str, Figures], spouts: Collection[str]) -> Figures:
     """Figures of the topology.
 
-    Rates, failures and latency are those of its spouts.
+    Rates, acks, failures and latency are those of its spouts; ``capacity`` and ``held`` are those
+    of the worst component; ``waiting`` and ``lag`` are sums.
     """
     spout_parts = [part for name, part in parts.items() if name in spouts]
     topology = _mean(spout_parts) if spout_parts else _empty()
@@ -354,7 +379,7 @@ def _whole(parts: Mapping[str, Figures], spouts: Collection[str]) -> Figures:
 
 
 def _mean(parts: list[Figures]) -> Figures:
-    """Means over time.
+    """Means over time; the lag is the newest one.
 
     The latency has all samples: a mean of percentiles is not a percentile.
     """

@@ -37,8 +37,14 @@ from storm_dagster.worker.dataplane.sending import deliver
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import LOST, Tree
 from storm_dagster.worker.engine.acks import AckExchange
-from storm_dagster.worker.engine.creation import close_runners, make_runner, senders_first
+from storm_dagster.worker.engine.creation import (
+    changed_components,
+    close_runners,
+    make_runner,
+    senders_first,
+)
 from storm_dagster.worker.engine.pressure import Loads, Pressure
+from storm_dagster.worker.engine.reports import task_report
 from storm_dagster.worker.engine.system import Acker, TopologyMaster
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
@@ -50,9 +56,11 @@ _CLOCK_SECS = 0.1
 MAX_WAITING_TUPLES = 10_000
 """Tuples buffered for a task that is assigned here but still open in another worker."""
 _SYSTEM = {ACKER: Acker, TOPOLOGY_MASTER: TopologyMaster}
+"""System component -> runner of its tasks."""
 _SYSTEM_PART = ComponentSpec(
     object=ComponentObject(python="storm_dagster.worker.engine.system:Acker")
 )
+"""Component of every system task; its object is not used."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -67,10 +75,13 @@ class NativeEngine:
     conf: Mapping[str, Any]
     shared: Shared
     transport: Transport | None
+    """``None`` in the test harness, where one worker has all tasks."""
     slot: Slot
     host: str = "127.0.0.1"
     archive: Path | None = None
+    """Folder of the topology's code and files."""
     state_dir: Path | None = None
+    """``topology.state.dir``."""
     cluster_spark: Sequence[str] = ()
     """Spark Connect URLs that the cluster's conf names."""
 
@@ -81,16 +92,22 @@ class NativeEngine:
         register_classes(conf.get(REGISTER_KEY) or (), load_plugin)
         self.placement: Placement | None = None
         self.runners: dict[int, Runner] = {}
+        """Task -> its runner, of the tasks that are open here."""
         self.exchange: AckExchange = AckExchange(shared, transport, self.runners)
         self._order: list[Runner] = []
+        """The runners, in the order in which a pass runs them."""
         self.master: TopologyMaster | None = None
+        """The topology master, if it is here."""
         self._waiting_tuples: dict[int, list[Tuple]] = {}
         """Task that is not open here -> tuples for it."""
         self._next_clock = 0.0
+        """Time of the next check of ticks and timeouts."""
         self._starting = False
+        """True if a task may have to be started."""
         self._released = False
         """True if spouts may start: every worker was ready once, or the wait timed out."""
         self._release_at = shared.clock() + 10.0
+        """End of that wait."""
         self.pressure = Pressure(conf, transport, self.spec)
         self._loads = Loads(conf, transport)
         shared.redirect = self._redirect
@@ -128,6 +145,7 @@ class NativeEngine:
             self._rewire()
         self.exchange.on_workers(self.shared.clock())
         if previous is not None:
+            # Another process in the same slot has another token.
             ended_slots = [
                 slot for token, slot in previous.tokens.items() if token not in placement.tokens
             ]
@@ -138,6 +156,7 @@ class NativeEngine:
         self._update_spouts(self.shared.clock())
 
     def _must_rewire(self, previous: Placement | None, placement: Placement) -> bool:
+        """True if tasks or addresses have changed, or a task is about to open."""
         if previous is None:
             return True
         places = attrgetter("slots", "components", "open", "addresses")
@@ -161,20 +180,9 @@ class NativeEngine:
                     self.shared.ledger.fail(tup, LOST)
 
     def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
-        # A component divides input, state and keys over its tasks, and direct senders name tasks of
-        # their readers: with other tasks, what `initialize` derived from the context is wrong.
-        current = by_component(placement.components)
-        former = by_component(previous.components if previous else {})
-        changed: set[str] = set()
-        for component in {*current, *former}:
-            if current.get(component) != former.get(component):
-                changed.add(component)
-        direct_senders: set[str] = set()
-        for reader, _, part in self.spec.components():
-            for item in part.inputs:
-                if reader in changed and item.grouping.type == "direct":
-                    direct_senders.add(item.component)
-        changed |= direct_senders
+        """Open tasks for which :func:`changed_components` has their component."""
+        former = previous.components if previous is not None else {}
+        changed = changed_components(self.spec, former, placement.components)
         return [
             task
             for task, runner in self.runners.items()
@@ -182,6 +190,7 @@ class NativeEngine:
         ]
 
     def _open(self, task: int) -> None:
+        """Create the runner of a task. :meth:`_start_tasks` initializes its component."""
         assert self.placement is not None
         component = self.placement.components[task]
         part = self.spec.component(component) or _SYSTEM_PART
@@ -193,8 +202,8 @@ class NativeEngine:
             component=component,
             conf=merge_conf({"total": self.conf, "component": part.conf}),
             host=self.host,
-            port=self.slot[1],
-            node=self.slot[0],
+            port=self.slot.port,
+            node=self.slot.node,
             archive=self.archive,
             state_dir=self.state_dir,
             owns=self.shared.owns,
@@ -252,6 +261,10 @@ class NativeEngine:
         self._on_runners()
 
     def _rewire(self) -> None:
+        """Rebuild the routes of all tasks here, and the lists of ackers.
+
+        A task whose routes cannot be built reports that, and does not run.
+        """
         placement = self.placement
         assert placement is not None
         tasks_of = by_component(
@@ -302,7 +315,10 @@ class NativeEngine:
         return link
 
     def _redirect(self, tup: Tuple, task: int) -> None:
-        """Send a tuple on to another task of its component."""
+        """Send a tuple on to another task of its component, and ack it here.
+
+        It fails if that task is in no slot.
+        """
         self.exchange.misdirected += 1
         ledger = self.shared.ledger
         if self.placement is None or task not in self.placement.slots:
@@ -331,6 +347,7 @@ class NativeEngine:
         is_late = self.transport is not None and frame.to not in ("", self.transport.token)
         for target, source, stream, bundles in frame.groups:
             if is_late:
+                # A bundle is (root, edge, tuples); the root of untracked tuples is 0.
                 self.exchange.fail_misdirected([bundle for bundle in bundles if bundle[0]])
                 bundles = [bundle for bundle in bundles if not bundle[0]]
             runner = self.runners.get(target)
@@ -375,9 +392,9 @@ class NativeEngine:
                 self._update_spouts(self.shared.clock())
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
-        """Fail a bundle that cannot be encoded.
+        """Fail a bundle that cannot be encoded (``transport.Broken``).
 
-        The sending task reports the error.
+        The sending task reports the error, if it is here.
         """
         runner = self.runners.get(link.source)
         if runner is None:
@@ -438,6 +455,7 @@ class NativeEngine:
         runner.crashed = True
 
     def _start_tasks(self, now: float) -> None:
+        """Start the tasks that do not run; each pass repeats that."""
         missing = False
         for runner in self._order:
             self.shared.at = runner
@@ -458,6 +476,7 @@ class NativeEngine:
         self._update_spouts(now)
 
     def _update_spouts(self, now: float) -> None:
+        """Decide if spouts may emit, and hold or release the tasks under back pressure."""
         shared = self.shared
         if not self._released and self.placement is not None:
             other_slots = set(self.placement.slots.values()) - {self.slot}
@@ -468,7 +487,7 @@ class NativeEngine:
         self.pressure.apply(self._order, now)
 
     def idle_secs(self, now: float) -> float:
-        """Return the seconds until the next pass, if no message arrives."""
+        """Return the seconds until the next pass must begin, if no message arrives."""
         secs = max(0.0, self._next_clock - now)
         for runner in self._order:
             runner_secs = runner.idle_secs(now)
@@ -498,9 +517,10 @@ class NativeEngine:
     def stats(self) -> dict[str, TaskReport]:
         """Return state and statistics of all tasks, by task id."""
         now = time.monotonic()
-        return {str(task): _task_report(runner, now) for task, runner in self.runners.items()}
+        return {str(task): task_report(runner, now) for task, runner in self.runners.items()}
 
     def _grace(self) -> float:
+        """Seconds for threads to end, before the supervisor kills the worker."""
         return 0.7 * float(self.conf.get("supervisor.worker.shutdown.sleep.secs") or 0)
 
     def close(self, since: float | None = None) -> None:
@@ -526,25 +546,3 @@ class NativeEngine:
         shared.events.drop()
         self.runners.clear()
         self._on_runners()
-
-
-def _task_report(runner: Runner, now: float) -> TaskReport:
-    stats = runner.stats
-    windows = stats.windows(now)
-    state_metrics = runner.state.metrics() if runner.state else {}
-    return TaskReport(
-        status=runner.status,
-        component=runner.component,
-        uptime_secs=int(now - stats.opened),
-        windows=windows,
-        stats=windows[":all-time"],
-        streams=stats.by_stream(),
-        window_streams=stats.window_streams(now),
-        latencies=stats.window_latencies(now),
-        waiting=runner.waiting(),
-        busy_ns=stats.execute_ns,
-        timed=stats.timed,
-        held_ms=int(runner.held_secs * 1000),
-        errors=stats.errors,
-        metrics={**state_metrics, **stats.metrics},
-    )

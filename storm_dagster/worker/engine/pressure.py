@@ -7,7 +7,7 @@ queues hold the bolts that send to them, and the spouts that their tuples come f
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sized
-from typing import Any
+from typing import Any, NamedTuple
 
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec, reachable
@@ -17,19 +17,33 @@ from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.tasks.runner import MAX_QUOTA, Runner
 
 _REPEAT_SECS = 1.0
+"""Interval in which a request to the peers is repeated, while it holds."""
 _VALID_SECS = 4.0
 """A request or load expires unless the peer repeats it: it may have died, or the task moved."""
 _BACKLOG_SECS = 1.0
 """Queued work of one task, in seconds, that makes it full. It is far below the tuple timeout."""
 _FEW_TUPLES = 16
+"""Tuples that never make a queue full by their work: a slow bolt may have a few."""
 _QUEUE_BYTES = 64 * 1024 * 1024
 """Bytes in one queue that make it full; only tuples of other workers count."""
 _LARGE_BYTES = 2048
 """Size from which the bytes of a tuple may fill a queue before the number of tuples does."""
 _REFRESH_SECS = 1.0
+"""Interval between two measurements of loads."""
 _MIN_REPORTED_LOAD = 0.05
+"""Load, as in :class:`Loads`, up to which a task counts as idle."""
 _ALL = "*"
 """All components, from a peer of an older release, which does not name components."""
+
+
+class _Request(NamedTuple):
+    """Back pressure that a peer has requested."""
+
+    expiry: float
+    full: frozenset[str]
+    """Its full components."""
+    away: frozenset[str]
+    """Those that wait for an external system."""
 
 
 class Pressure:
@@ -47,6 +61,7 @@ class Pressure:
         self._transport = transport
         self._enabled = conf.get("topology.backpressure.enable") is not False
         self._high = max(2, int(conf.get("topology.executor.queue.size") or 32768) // 2)
+        """Tuples in a queue above which it is full."""
         self.own: frozenset[str] = frozenset()
         """Full components of this worker."""
         self.own_away: frozenset[str] = frozenset()
@@ -56,19 +71,22 @@ class Pressure:
         worker does not receive.
         """
         self._components: Mapping[int, str] = {}
+        """Task -> component, of the whole topology."""
         self._large = False
         """True if a large tuple has come from a peer."""
         self._sent = 0.0
+        """Time of the last request to the peers."""
         self._applied = 0.0
-        self._peers: dict[Slot, tuple[float, frozenset[str], frozenset[str]]] = {}
-        """Slot -> (expiry of its request, full components, components that wait for an external
-        system).
-        """
+        """Time of the last :meth:`apply`."""
+        self._requests: dict[Slot, _Request] = {}
+        """Slot of a peer -> its back pressure."""
         self._readers: dict[str, set[str]] = {name: set() for name, _, _ in spec.components()}
+        """Component -> the components that read its streams."""
         for reader, _, part in spec.components():
             for item in part.inputs:
                 self._readers.setdefault(item.component, set()).add(reader)
         self._downstream = {name: reachable(name, self._readers) for name in self._readers}
+        """Component -> all components that its tuples reach."""
 
     def on_request(
         self,
@@ -77,12 +95,18 @@ class Pressure:
         full: Iterable[str] | None,
         away: Iterable[str] | None = None,
     ) -> None:
-        """Start or end the back pressure of a peer."""
+        """Start or end the back pressure of a peer (``wait``).
+
+        ``full``: its full components; ``None``: it does not name them, and all tasks wait.
+        ``away``: those of them that wait for an external system.
+        """
         if wait:
             expiry = time.monotonic() + _VALID_SECS
-            self._peers[slot] = (expiry, frozenset(full or (_ALL,)), frozenset(away or ()))
+            self._requests[slot] = _Request(
+                expiry, frozenset(full or (_ALL,)), frozenset(away or ())
+            )
         else:
-            self._peers.pop(slot, None)
+            self._requests.pop(slot, None)
 
     def forget(self, slots: Iterable[Slot]) -> None:
         """End the back pressure of lost workers.
@@ -90,19 +114,20 @@ class Pressure:
         A worker that was killed under load cannot end it.
         """
         for slot in slots:
-            self._peers.pop(slot, None)
+            self._requests.pop(slot, None)
 
     def expire(self, now: float) -> None:
         """Drop requests that were not repeated."""
-        if self._peers:
-            self._peers = {
-                slot: request for slot, request in self._peers.items() if request[0] > now
+        if self._requests:
+            self._requests = {
+                slot: request for slot, request in self._requests.items() if request.expiry > now
             }
 
     def place(self, placement: Placement, runners: Collection[Runner]) -> None:
-        """Set the number of tuples that each task here may emit in one turn.
+        """Set the quota of each task here: the tuples that it may emit in one turn.
 
-        It is half a queue, divided by the tasks that send to it.
+        It is half a queue, divided by the tasks here that send to it. Also note which components of
+        other workers the tasks here send to.
         """
         senders: Counter[str] = Counter()
         for runner in runners:
@@ -122,10 +147,12 @@ class Pressure:
     def apply(self, runners: Iterable[Runner], now: float = 0.0) -> None:
         """Hold or release all tasks from ``now`` on.
 
-        The time for which they were held before is counted.
+        Sets ``held``, ``in_cycle``, ``awaits_target`` and ``results.delayed`` of the tasks. The
+        time for which they were held before is counted.
         """
-        full = self.own.union(*(names for _, names, _ in self._peers.values()))
-        away = self.own_away.union(*(names for _, _, names in self._peers.values()))
+        requests = self._requests.values()
+        full = self.own.union(*(request.full for request in requests))
+        away = self.own_away.union(*(request.away for request in requests))
         passed = now - self._applied
         self._applied = now
         for runner in runners:
@@ -154,23 +181,24 @@ class Pressure:
             runner.held = bool(ahead) and runner.shared.sliced
 
     def on_frame(self, groups: list[Group], size: int, runners: Mapping[int, Runner]) -> None:
-        """Estimate the size of the tuples of a frame.
+        """Estimate the size of the tuples of a frame, for the tasks that receive them.
 
-        Only here it costs no time: elsewhere, tuples would have to be measured.
+        ``size``: bytes of the frame. Only here it costs no time: elsewhere, tuples would have to be
+        measured.
         """
         if size <= _LARGE_BYTES and not self._large:
             return
-        bundles = sum(len(group[3]) for group in groups)
+        bundle_count = sum(len(bundles) for _, _, _, bundles in groups)
         # A bundle has at least one tuple: in most frames all are small, and are not counted.
-        if not bundles or not (self._large or size > bundles * _LARGE_BYTES):
+        if not bundle_count or not (self._large or size > bundle_count * _LARGE_BYTES):
             return
         tuples = 0
-        for group in groups:
-            for _, _, bundle_tuples in group[3]:
+        for _, _, _, bundles in groups:
+            for _, _, bundle_tuples in bundles:
                 tuples += len(bundle_tuples)
         tuple_bytes = size / tuples
         self._large = self._large or tuple_bytes > _LARGE_BYTES
-        for target in {group[0] for group in groups}:
+        for target in {target for target, _, _, _ in groups}:
             runner = runners.get(target)
             if runner is not None:
                 # A moving average, which begins at the first size.
@@ -238,7 +266,9 @@ class Loads:
         self._transport = transport
         self._enabled = not conf.get("topology.disable.loadaware.messaging")
         self._next = 0.0
+        """Time of the next measurement."""
         self._own_loads: dict[int, float] = {}
+        """Task of this worker -> its load, if it is not idle."""
         self._peer_loads: dict[int, tuple[float, float]] = {}
         """Task -> (load, its expiry)."""
 

@@ -15,7 +15,8 @@ from storm_dagster.worker.dataplane.routes import Placement
 def number_tasks(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[int, str]:
     """Return task id -> component, for the topology as its worker runs it (after fusion).
 
-    There is one acker, unless ``topology.acker.executors`` is 0: all acks meet in one process.
+    Tasks are numbered in the order of the components. There is one acker, the last task, unless
+    ``topology.acker.executors`` is 0: all acks meet in one process.
     """
     components: dict[int, str] = {}
     for component, _, part in spec.components():

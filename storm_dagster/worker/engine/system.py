@@ -5,7 +5,7 @@ Ackers, and the topology master with its table of worker reports.
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,7 @@ class Acker(Runner):
         self.table = AckTracker(self.table_timeout)
         self.tick_secs = None
         self._expire_at = 0.0
+        """Time of the next removal of old trees."""
 
     def apply(
         self,
@@ -45,7 +46,11 @@ class Acker(Runner):
         fails: Sequence[int] = (),
         losses: Sequence[int] = (),
     ) -> None:
-        """Apply flat lists from a frame; see :meth:`AckTracker.apply`."""
+        """Apply flat lists from a frame, and add the results to ``into``.
+
+        ``inits`` is root, value, spout task, root, ...; ``acks`` is root, value, root, ...; see
+        :meth:`AckTracker.apply`.
+        """
         # Measured by benchmarks/dataplane.py.
         init_numbers = iter(inits)
         ack_numbers = iter(acks)
@@ -73,7 +78,9 @@ class ListeningClock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        """Seconds that were counted so far."""
         self._ticked: float | None = None
+        """``now`` of the last tick."""
 
     def tick(self, now: float, max_secs: float) -> None:
         """Count the time since the last tick.
@@ -83,6 +90,16 @@ class ListeningClock:
         if self._ticked is not None and now - self._ticked <= max_secs:
             self.now += now - self._ticked
         self._ticked = now
+
+
+class _Received(NamedTuple):
+    """Newest report of a worker."""
+
+    report: WorkerReport
+    received: float
+    """Time of receipt, by the master's :class:`ListeningClock`."""
+    beats: int
+    """Reports of that process so far."""
 
 
 class TopologyMasterTable:
@@ -95,8 +112,8 @@ class TopologyMasterTable:
         self.topology_id = topology_id
         self.task = task
         self._lock = threading.Lock()
-        self._reports: dict[str, tuple[WorkerReport, float, int]] = {}
-        """``node:port`` -> (report, time of receipt, beats of that process)."""
+        self._reports: dict[str, _Received] = {}
+        """``node:port`` -> newest report of that slot."""
         self._missed_since: dict[int, float] = {}
         """Task without a report -> time at which it was first missed."""
         self._placement: Placement | None = None
@@ -106,9 +123,9 @@ class TopologyMasterTable:
         """Used only by the loop."""
 
     def receive(self, report: WorkerReport, now: float) -> None:
-        """Store a report of a slot of the topology.
+        """Store a report of a slot of the topology; another slot's is dropped.
 
-        The beats of a new process of the slot start at 1. ``now`` is a time of a
+        The beats of a new process of the slot starts at 1. ``now`` is a time of a
         :class:`ListeningClock`.
         """
         key = Slot(report.node, report.port).key
@@ -116,9 +133,10 @@ class TopologyMasterTable:
             if self._placement is not None and key not in self._slots:
                 return
             former = self._reports.get(key)
-            is_same_process = former is not None and former[0].pid == report.pid
-            count = former[2] + 1 if former is not None and is_same_process else 1
-            self._reports[key] = (report, now, count)
+            beats = 1
+            if former is not None and former.report.pid == report.pid:
+                beats = former.beats + 1
+            self._reports[key] = _Received(report, now, beats)
         self.history.receive(key, report, now)
 
     def follow(self, placement: Placement) -> None:
@@ -152,7 +170,7 @@ class TopologyMasterTable:
     def beats(
         self, now: float, timeout: float, tasks: Iterable[int], launch: float = 120.0
     ) -> TaskBeats:
-        """Return the liveness record.
+        """Return the liveness record of ``tasks``, all tasks of the topology.
 
         Dead are tasks of a worker without a report for ``timeout`` seconds, and tasks that no
         worker has reported ``launch`` seconds after they were first missed.
@@ -203,13 +221,19 @@ class TopologyMasterTable:
         return sorted(names)
 
     def document(self, now: float = 0.0) -> dict[str, Any]:
-        """Return statistics of all tasks and workers, and current rates."""
+        """Return statistics of all tasks and workers, and current rates.
+
+        ``{"tasks": {id: ...}, "workers": {"node:port": ...}, "components", "edges"}``; the last two
+        are those of :meth:`TopologyHistory.flow`.
+        """
         with self._lock:
             reports = dict(self._reports)
         flow = self.history.flow(now)
         tasks: dict[str, Any] = {}
         workers: dict[str, Any] = {}
-        for key, (report, received, count) in sorted(reports.items(), key=lambda item: item[1][1]):
+        # Oldest first: of a task that two workers have reported, the newest report counts.
+        by_age = sorted(reports.items(), key=lambda entry: entry[1].received)
+        for key, (report, received, count) in by_age:
             workers[key] = {
                 "pid": report.pid,
                 "host": report.host,

@@ -20,11 +20,13 @@ _log = logging.getLogger("storm_dagster.component")
 
 _FIRST_RESTART_SECS = 0.1
 _MAX_RESTART_SECS = 10.0
+"""Shortest and longest pause before a program is replaced."""
 _STABLE_SECS = 10.0
 """A program that lived longer restarts after the first pause."""
 _MAX_INBOUND = 4096
 """Messages of one program that may wait for the loop, and that it handles in one turn."""
 _starts = itertools.count(1)
+"""Numbers for the folders of programs, which differ for each start."""
 
 
 class ShellFailure(StormDagsterError):
@@ -41,6 +43,7 @@ class ShellRunner(Runner):
     """
 
     process: ShellProcess | None = None
+    """The running program; ``None`` while none runs."""
     last_error: Any = None
     """Text of an ``error`` command since the last result: adapters send one before they fail a
     tuple.
@@ -53,9 +56,13 @@ class ShellRunner(Runner):
         timeout = self.conf.get("topology.subprocess.timeout.secs")
         timeout = timeout or self.conf.get("supervisor.worker.timeout.secs")
         self.timeout = float(timeout or 30)
+        """Silence of a program after which it is replaced."""
         self.last_seen = 0.0
+        """Time of the program's last message, or of its start."""
         self.last_start = 0.0
+        """Time of the program's start."""
         self._restart_at = 0.0
+        """Time before which no program is started."""
         self._restart_pauses = Backoff(_FIRST_RESTART_SECS, _MAX_RESTART_SECS)
 
     def open(self) -> None:
@@ -75,6 +82,7 @@ class ShellRunner(Runner):
         self.last_seen = self.last_start = time.monotonic()
 
     def _on_output(self, process: ShellProcess, message: Any) -> None:
+        """Queue a message of the program, or the reason of its end (a string)."""
         # In the reader's thread: a program that emits faster than the loop can follow waits in its
         # pipe.
         while len(self.inbound) >= _MAX_INBOUND and process is self.process:
@@ -93,6 +101,7 @@ class ShellRunner(Runner):
                 break
             self.inbound.popleft()
             if process is not self.process:
+                # Of a program that was replaced.
                 continue
             worked = True
             self.last_seen = time.monotonic()
@@ -143,7 +152,8 @@ class ShellRunner(Runner):
     def replace(self, reason: str) -> None:
         """Kill the program; a new one starts after a pause.
 
-        The pause is longer each time that a program dies soon.
+        The pause is longer each time that a program dies soon. The reason is reported, and
+        :meth:`drop_tuples` is called. Without effect if no program runs.
         """
         process = self.process
         self.process = None

@@ -17,6 +17,7 @@ from storm_dagster.worker.tasks.bolts import count_inputs
 _log = logging.getLogger("storm_dagster.component")
 
 _HEARTBEAT_SECS = 1.0
+"""Interval of the heartbeat tuples that a program gets, and must respond to."""
 _TICK = "tick-"
 """Prefix of the ids of ticks."""
 _CHANGED = (
@@ -50,9 +51,12 @@ class ShellBoltRunner(ShellRunner):
         self.in_flight: dict[str, tuple[Tuple, int]] = {}
         """Id -> (tuple, time sent) of tuples that the program has neither acked nor failed."""
         self._ids = itertools.count(1)
+        """Ids of tuples, ascending: :attr:`_dropped` compares them."""
         self._next_heartbeat = 0.0
         self._finished = 0
+        """Time of the last ack or fail, in nanoseconds."""
         self._cost_ns = 0
+        """Sum of the times that tuples took, of :attr:`_costs` tuples."""
         self._costs = 0
         self._has_explained = False
         """True if the last action of the program was to fail a tuple with an error."""
@@ -103,6 +107,7 @@ class ShellBoltRunner(ShellRunner):
             self._send_tuple(self.tick_tuple(), _TICK)
             room -= 1
         if self.held:
+            # The smallest turn: see `may_begin`.
             room = min(room, 1)
         if queue and room > 0 and self.may_begin() and self.shared.owns():
             batch = queue[:room]
@@ -114,6 +119,10 @@ class ShellBoltRunner(ShellRunner):
         return worked
 
     def _send_tuple(self, tup: Tuple, prefix: str = "") -> None:
+        """Send a tuple to the program; one that cannot be sent fails, and is reported.
+
+        ``prefix``: of its id; ``_TICK`` for a tick.
+        """
         assert self.process is not None
         name = f"{prefix}{next(self._ids)}"
         if self.component not in self.shared.warned and any(map(_is_altered, tup.values)):
@@ -217,7 +226,10 @@ class ShellBoltRunner(ShellRunner):
             self.process.send_task_ids([link.task for link in links])
 
     def on_other(self, command: str, message: dict[str, Any]) -> None:
-        """Ack or fail a tuple; other commands are ignored."""
+        """Ack or fail a tuple; other commands are ignored.
+
+        :class:`ShellFailure` for an id that is not in flight.
+        """
         if command not in ("ack", "fail"):
             return
         name = str(message["id"])
@@ -248,6 +260,7 @@ class ShellBoltRunner(ShellRunner):
         self.last_error = None
 
     def _was_dropped(self, name: Any) -> bool:
+        """True if an id is that of a tuple that is late, and no longer in flight."""
         return str(name).isdecimal() and int(name) <= self._dropped
 
     def drop_tuples(self, *, closing: bool = False) -> None:

@@ -83,10 +83,14 @@ class ShellProcess:
 
     command: Sequence[str]
     folder: Path
+    """Working folder of the program, if it exists."""
     pid_dir: Path
+    """Folder, which is created, for the file that the program names by its process id."""
     first: InitVar[Mapping[str, Any]]
+    """The first message to the program: the handshake."""
     on_output: "Callable[[ShellProcess, Any], None]"
     name: str
+    """Name of the task, for threads and log lines."""
     on_written: Callable[[], None] = lambda: None
     """Called once all is written, if :meth:`room` found no room before."""
 
@@ -94,7 +98,9 @@ class ShellProcess:
         command = self.command
         folder = self.folder
         self._full = False
+        """True if :attr:`on_written` must be called."""
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        """Encoded messages; ``None`` ends the writer."""
         self._task_ids: deque[bytes] = deque()
         """Responses to emits, which are sent before any queued tuple."""
         self.pid_dir.mkdir(parents=True, exist_ok=True)
@@ -109,6 +115,7 @@ class ShellProcess:
                 f"shell component: {command[0]!r} cannot be started: {error}"
             ) from None
         self.reported_pid: int | None = None
+        """Process id in the program's first message: it may be that of a child of the program."""
         self.send(first)
         self._start_thread("in", self._read, self.process.stdout)
         self._start_thread("out", self._write, self.process.stdin)
@@ -127,9 +134,10 @@ class ShellProcess:
         return self._outgoing.qsize()
 
     def room(self, max_unwritten: int) -> int:
-        """Return the number of messages that may be sent.
+        """Return the number of messages that may be sent; none if it is not positive.
 
-        After them, ``max_unwritten`` messages wait to be written.
+        After them, ``max_unwritten`` messages wait to be written. Without room, ``on_written`` is
+        called once there is room.
         """
         room = max_unwritten - self.unwritten()
         if room > 0:
@@ -141,6 +149,7 @@ class ShellProcess:
     def send_task_ids(self, tasks: list[int]) -> None:
         """Queue the response to an emit; any thread."""
         self._task_ids.append(_encode(tasks) + b"\nend\n")
+        # Wakes the writer.
         self._outgoing.put(b"")
 
     def end(self) -> None:
@@ -167,6 +176,7 @@ class ShellProcess:
             self.pid_dir.rmdir()
 
     def _read(self, stream: IO[bytes]) -> None:
+        """Pass the program's messages on until its output ends; the body of a thread."""
         reason = "its output ended"
         try:
             while True:
@@ -183,6 +193,7 @@ class ShellProcess:
         self.on_output(self, reason)
 
     def _write(self, stream: IO[bytes]) -> None:
+        """Write the queued messages until :meth:`end`; the body of a thread."""
         try:
             while (raw := self._outgoing.get()) is not None:
                 while self._task_ids:

@@ -19,11 +19,15 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.commands: deque[dict[str, Any]] = deque()
+        """Commands that wait until the program is idle: acks, fails, (de)activations."""
         self.busy = False
         """True while a command is in progress, until its ``sync``."""
         self._sent_at = 0.0
-        self._last = ""
+        """Time at which the command in progress was sent."""
+        self._last_command = ""
+        """Name of the newest command."""
         self._emitted = False
+        """True if the program has emitted since the last ``next``."""
         self.sent_active: bool | None = None
         """State that :meth:`run` has sent to the program."""
 
@@ -67,10 +71,14 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         assert self.process is not None
         self.busy = True
         self._sent_at = now
-        self._last = command["command"]
+        self._last_command = command["command"]
         self.process.send(command)
 
     def _notify(self, verdict: Verdict, tup_id: Any) -> None:
+        """Queue an ack or a fail for the program.
+
+        A tuple that was given up is acked: it must not be replayed.
+        """
         command = "fail" if verdict in (False, "lost") else "ack"
         self.commands.append({"command": command, "id": tup_id})
 
@@ -103,7 +111,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
     def on_sync(self) -> None:
         """End the command in progress."""
         self.busy = False
-        if self._last == "next" and not self._emitted:
+        if self._last_command == "next" and not self._emitted:
             self.pause_until = time.monotonic() + 0.001
 
     def on_other(self, command: str, message: dict[str, Any]) -> None:
@@ -113,7 +121,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
     def drop_tuples(self) -> None:
         """Drop the command in progress.
 
-        Emitted tuples stay pending: all acks and fails go to the new program.
+        Emitted tuples stay pending: all acks and fails, also queued ones, go to the new program.
         """
         self.busy = False
         self.commands = deque(command for command in self.commands if "id" in command)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.errors import Conflict, Misconfigured, StormDagsterError, Unavailable
@@ -35,13 +35,32 @@ _RUNNING = ("ACTIVE", "UPGRADING", "ROLLBACK")
 _BLOCKED_SECS = 0.5
 """Pause between reads while another worker still owns tasks of this one."""
 _CLOSE_SECS = 30.0
+"""Longest wait for the loop to close tasks."""
 _REFUSED_SECS = 5.0
 """Time for which ZooKeeper refuses all requests before the worker ends. In between, ``zookeeper
 secure`` may be running.
 """
 _ERRORS_SECS = 1.0
+"""Pause between two writes of errors."""
 _MAX_NAMES = 1000
 """Names beyond these get no id, so that the node stays small."""
+
+
+class _View(NamedTuple):
+    """State of the topology in ZooKeeper."""
+
+    assignment: Assignment
+    version: int
+    """Version of the assignment."""
+    base: StormBase
+
+
+class _Written(NamedTuple):
+    """Worker node that was written."""
+
+    node: WorkerNode
+    session_id: int
+    """Session that owns it."""
 
 
 @dataclass(eq=False)
@@ -60,27 +79,37 @@ class ClusterSync:
     def __post_init__(self) -> None:
         self.slot: Slot = Slot(self.spec.node, self.spec.port)
         self._event = threading.Event()
+        """Set to end the pause of the thread."""
         self._stale = threading.Event()
         """Set if the view must be refreshed."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="cluster-sync", daemon=True)
         self._openings: deque[tuple[str, tuple[int, int], str, bool, Future[None]]] = deque()
+        """Openings to write: the arguments of :meth:`publish_opening`, and its result."""
         self._errors: dict[tuple[str, str], tuple[int, str, int, int]] = {}
         """(component, group) -> (task, text, seconds, count) of errors to write."""
         self._errors_lock = threading.Lock()
         self._errors_due = 0.0
+        """Time before which no errors are written."""
         self._started_ms = int(time.time() * 1000)
         self._owned: frozenset[int] = frozenset()
-        self._written: tuple[WorkerNode, int] | None = None
-        """(last written worker node, its session)."""
-        self._view: tuple[Assignment, int, StormBase] | None = None
+        """Tasks that this worker owns in ZooKeeper, by its node."""
+        self._written: _Written | None = None
+        """The last written worker node; ``None`` before the first one."""
+        self._view: _View | None = None
+        """What the last refresh has read; ``None`` before the first one."""
         self._components: tuple[int, dict[int, str]] | None = None
         """(version of the assignment, task -> component)."""
         self._next_beat = 0.0
+        """Time before which no heartbeats of tasks are written."""
         self._dead = ""
+        """Dead tasks by the last heartbeats, as in ``WorkerNode.dead``."""
         self._metrics: frozenset[str] | None = None
+        """Registered names of metrics; ``None`` before the first registration."""
         self._refreshed = 0.0
+        """Time of the last refresh."""
         self._levels_known = False
+        """True if the stored log levels are applied."""
         self.cluster.session.add_listener(lambda _: self.request_refresh())
 
     # -- from other threads ------------------------------------------------------------------------
@@ -141,9 +170,11 @@ class ClusterSync:
     # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Refresh and write until :meth:`stop`, or until the worker is superseded."""
         session = self.cluster.session
         poll = float(self.conf.get("task.refresh.poll.secs") or 600)
         pause = 0.0
+        # True if other workers still own tasks of this one.
         blocked = False
         refused_at: float | None = None
         while not self._stopping:
@@ -194,7 +225,9 @@ class ClusterSync:
     def _refresh(self) -> bool:
         """Reconcile owned tasks, node and placement with the assignment.
 
-        Returns True if tasks wait for other workers.
+        Returns True if tasks wait for other workers. A worker that the assignment does not name
+        ends. Tasks are closed before the node is written without them: their new owner may open
+        them from then on.
         """
         spec = self.spec
         cluster = self.cluster
@@ -207,8 +240,8 @@ class ClusterSync:
             reason = "no longer exists" if is_removed else "has no assignment"
             self._supersede(f"topology {spec.topology_id} {reason}")
             return False
-        assignment = versioned[0]
-        version = versioned[1].version
+        assignment, stat = versioned
+        version = stat.version
         ids = self._assigned_ids(assignment)
         if ids is None:
             self._supersede(f"version {version} of the assignment does not name {self.slot.key}")
@@ -221,7 +254,7 @@ class ClusterSync:
             self._supersede(f"another process (pid {own_node.pid}) holds {self.slot.key}")
             return False
         owned = self._tasks_to_own(own_tasks, live)
-        same_version = self._view is not None and self._view[1] == version
+        same_version = self._view is not None and self._view.version == version
         if own_node is not None or same_version:
             lost = self._owned - owned
         else:
@@ -230,32 +263,39 @@ class ClusterSync:
         if lost:
             self.loop.call(lambda: self.loop.close_tasks(lost), _CLOSE_SECS)
         self._owned = owned
-        self._view = (assignment, version, base)
+        view = self._view = _View(assignment, version, base)
         self._write_node()
         if not self.lease.granted:
             assert self._written is not None
-            self.lease.grant(self._written[1])
-            _log.info("the lease is held by session 0x%x", self._written[1])
+            self.lease.grant(self._written.session_id)
+            _log.info("the lease is held by session 0x%x", self._written.session_id)
         if not self._levels_known:
             # Later changes come as requests; those from before this process started are stored in
             # ZooKeeper.
             levels = cluster.read_log_levels(spec.topology_id)
             self.loop.post(lambda: self.loop.restore_levels(levels))
             self._levels_known = True
-        placement = Placement(
-            version=version,
-            slots=assignment.task_slots(),
-            addresses={worker.slot: worker.address for worker in assignment.workers},
-            components=self._read_components(version),
-            own_tasks=own_tasks,
-            open=owned,
-            tokens={node.token: slot for slot, node in live.items()},
-            ready=frozenset(slot for slot, node in live.items() if node.status == "running"),
-            state=self._read_state_home(assignment, version),
-        )
+        placement = self._placement(view, own_tasks, live)
         active = base.status in _RUNNING
         self.loop.post(lambda: self.loop.place(placement, active))
         return owned != own_tasks
+
+    def _placement(
+        self, view: _View, own_tasks: frozenset[int], live: Mapping[Slot, WorkerNode]
+    ) -> Placement:
+        """Create the placement for the loop; open are the tasks that this worker owns."""
+        assignment = view.assignment
+        return Placement(
+            version=view.version,
+            slots=assignment.task_slots(),
+            addresses={worker.slot: worker.address for worker in assignment.workers},
+            components=self._read_components(view.version),
+            own_tasks=own_tasks,
+            open=self._owned,
+            tokens={node.token: slot for slot, node in live.items()},
+            ready=frozenset(slot for slot, node in live.items() if node.status == "running"),
+            state=self._read_state_home(assignment, view.version),
+        )
 
     def _assigned_ids(self, assignment: Assignment) -> list[int] | None:
         """Tasks that the assignment gives to this slot.
@@ -283,12 +323,14 @@ class ClusterSync:
 
     def _read_components(self, version: int) -> dict[int, str]:
         """Task -> component, read once for each version of the assignment."""
-        if self._components is None or self._components[0] != version:
+        known_version, components = self._components or (-1, {})
+        if known_version != version:
             table = self.cluster.read_tasks(self.spec.topology_id)
             if table is None:
                 raise Conflict(f"topology {self.spec.topology_id} has no task table: read again")
-            self._components = (version, table.component_of())
-        return self._components[1]
+            components = table.component_of()
+            self._components = (version, components)
+        return components
 
     def _write_node(self) -> None:
         """Write the worker's node, if it has changed.
@@ -302,7 +344,7 @@ class ClusterSync:
         record = WorkerNode(
             pid=os.getpid(),
             token=self.spec.token,
-            version=self._view[1],
+            version=self._view.version,
             tasks=encode_ranges(self._owned),
             started_ms=self._started_ms,
             status="running" if running else "starting",
@@ -310,18 +352,19 @@ class ClusterSync:
             dead=self._dead,
         )
         session = self.cluster.session.session_id
-        if self._written == (record, session):
+        if self._written == _Written(record, session):
             return
         self.cluster.write_worker_node(
-            self.spec.topology_id, *self.slot, record, assignment_version=self._view[1]
+            self.spec.topology_id, *self.slot, record, assignment_version=self._view.version
         )
         if self.cluster.session.session_id != session:
             raise Unavailable(
                 "the session changed while the worker's node was written: write it again"
             )
-        self._written = (record, session)
+        self._written = _Written(record, session)
 
     def _supersede(self, reason: str) -> None:
+        """End the thread, the lease and the worker's loop."""
         _log.warning("this worker is superseded: %s", reason)
         self._stopping = True
         self.lease.revoke()
@@ -330,7 +373,8 @@ class ClusterSync:
     def _read_state_home(self, assignment: Assignment, version: int) -> StateHome:
         """Return the home of the topology's state.
 
-        The first worker of several hosts marks its storage.
+        If workers run on several hosts, the first one marks its storage, so that the others can see
+        if they share it. ``version``: that of the assignment, which must be the newest.
         """
         topology_id = self.spec.topology_id
         folder = self.loop.engine.state_dir
@@ -358,10 +402,12 @@ class ClusterSync:
         except OSError as error:
             _log.warning("topology.state.dir cannot be written: %s", error)
         if home.marker != own_marker:
+            # Another worker was first, or the mark could not be written.
             path.unlink(missing_ok=True)
         return home
 
     def _write_openings(self) -> None:
+        """Write the pending openings, and set their results."""
         pending = list(self._openings)
         if self._view is None or not pending:
             return
@@ -378,13 +424,14 @@ class ClusterSync:
             return home.model_copy(update={"openings": openings, "local": tuple(sorted(local))})
 
         self.cluster.change_state_home(
-            self.spec.topology_id, add_openings, assignment_version=self._view[1]
+            self.spec.topology_id, add_openings, assignment_version=self._view.version
         )
         for *_, written in pending:
             self._openings.popleft()
             written.set_result(None)
 
     def _write_errors(self) -> None:
+        """Write pending errors, at most 20 groups in one turn."""
         now = time.monotonic()
         if not self._errors or now < self._errors_due:
             return
@@ -406,26 +453,32 @@ class ClusterSync:
             )
 
     def _write_beats(self) -> None:
+        """Write heartbeats of all tasks and the names of metrics, if that is due.
+
+        Without effect unless the topology master runs here.
+        """
         now = time.monotonic()
         if now < self._next_beat or self._view is None:
             return
-        beats = self.loop.beats(frozenset(self._view[0].task_slots()))
-        if beats is None or beats.version != self._view[1]:
+        beats = self.loop.beats(frozenset(self._view.assignment.task_slots()))
+        if beats is None or beats.version != self._view.version:
             # The loop has not applied the newest placement: the table is for a former one.
             return
         timeout = float(self.conf.get("nimbus.task.timeout.secs") or 30)
-        self.cluster.write_beats(self.spec.topology_id, beats, assignment_version=self._view[1])
+        self.cluster.write_beats(
+            self.spec.topology_id, beats, assignment_version=self._view.version
+        )
         self._next_beat = now + min(10.0, timeout / 3)
         if beats.dead != self._dead:
             self._dead = beats.dead
             self._write_node()
-        if self._view[2].status in _RUNNING:
-            self._register_metrics(self.loop.metric_names()[:_MAX_NAMES], self._view[1])
+        if self._view.base.status in _RUNNING:
+            self._register_metrics(self.loop.metric_names()[:_MAX_NAMES], self._view.version)
 
     def _register_metrics(self, names: list[str], version: int) -> None:
-        """Register new names of the topology's metrics.
+        """Register new names of metrics, while there are fewer than a thousand.
 
-        The first write is the start event of the topology.
+        The first write is the start event of the topology. ``version``: that of the assignment.
         """
         registered = self._metrics
         has_all = registered is not None and registered.issuperset(names)

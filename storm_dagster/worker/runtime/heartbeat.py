@@ -33,14 +33,18 @@ class HeartbeatThread:
     path: Path
     secs: float
     passes: Callable[[], int]
+    """Number of passes of the loop so far."""
     status: Callable[[], str]
+    """Status of the worker, for the beat."""
     watch: Callable[[], None] = lambda: None
     """Called every ``secs`` seconds, before the beat."""
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._count = 0
+        """Beats so far."""
         self._file: int | None = None
+        """Descriptor of the file, once it exists."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -62,6 +66,7 @@ class HeartbeatThread:
                 self._beat()
 
     def _beat(self) -> None:
+        """Write the file. An error is logged: the next beat tries again."""
         self._count += 1
         beat = HeartbeatFile(
             pid=os.getpid(), time_boot=boot_clock(), count=self._count, status=self.status()
@@ -94,16 +99,23 @@ class Watchdog:
 
     shared: Shared
     passes: Callable[[], int]
+    """Number of passes of the loop so far."""
     secs: float
+    """Time after which a task blocks the loop."""
     runners: Callable[[], list[Runner]] = list
+    """All tasks of the worker, for their calls in threads."""
 
     def __post_init__(self) -> None:
         self._stuck: dict[tuple[int, float], None] = {}
         """(task, start) of the calls in threads that were reported before, or are now."""
         self._progress: tuple[int, Runner | None] = (-1, None)
+        """(passes, task at which the loop is) at the last check."""
         self._since = 0.0
+        """Time of the check that found that progress first."""
         self._reported = False
+        """True if that blockage is reported."""
         self._loop = threading.get_ident()
+        """The loop's thread, which creates the watchdog."""
 
     def check(self) -> None:
         """Report a task that has occupied the loop for ``secs`` seconds.
@@ -112,13 +124,13 @@ class Watchdog:
         """
         now = time.monotonic()
         self._check_threads(now)
-        progress = (self.passes(), self.shared.at)
+        runner = self.shared.at
+        progress = (self.passes(), runner)
         if progress != self._progress:
             self._progress = progress
             self._since = now
             self._reported = False
             return
-        runner = progress[1]
         if self._reported or runner is None or now - self._since < self.secs:
             return
         self._reported = True
@@ -131,6 +143,7 @@ class Watchdog:
         self.shared.report(runner.task_id, runner.component, error, "blocked")
 
     def _check_threads(self, now: float) -> None:
+        """Report the calls in threads of components that do not return, each once."""
         reported = self._stuck
         self._stuck = {}
         for runner in self.runners():

@@ -24,13 +24,15 @@ class WorkerLease:
         self._owner = 0
         """Session that the worker's node was written under; 0: not granted."""
         self._until = 0.0
+        """Boot clock until which the session certainly lives, as far as it was asked."""
         self.pauses: int = 0
         """Number of times that the lease expired."""
 
     def grant(self, session_id: int) -> None:
         """Start the lease.
 
-        This session owns the worker's node, and the assignment names the worker.
+        The caller has seen that this session owns the worker's node, and that the assignment names
+        the worker.
         """
         self._until = self._lease_end(session_id)
         self._owner = session_id

@@ -10,6 +10,7 @@ from storm_dagster.model.wire import LevelChange, LevelName
 
 _log = logging.getLogger(__name__)
 _MAX_CHANGED = 200
+"""Loggers that may be changed at the same time; further changes are refused with a warning."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class _Changed:
     back: int
     """Level to return to: the requested one, or the one before the change."""
     until: float | None
+    """Time at which the change is reverted; ``None``: until a request does it."""
 
 
 class LogLevels:
@@ -28,11 +30,13 @@ class LogLevels:
 
     def __init__(self) -> None:
         self._changed: dict[str, _Changed] = {}
+        """Name of a logger -> its change."""
 
     def apply(self, changes: Mapping[str, LevelChange], now: float) -> None:
-        """Set levels, for ``secs`` unless that is 0.
+        """Set levels by logger, for ``secs`` unless that is 0.
 
-        A change without a level reverts an earlier one.
+        A change without a level reverts an earlier one. A second change of a logger does not alter
+        the level to return to, unless it names one.
         """
         for name, change in changes.items():
             earlier = self._changed.pop(name, None)

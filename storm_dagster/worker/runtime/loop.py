@@ -34,13 +34,16 @@ _log = logging.getLogger(__name__)
 _FRAMES = 32
 """Frames received in one pass."""
 _PAUSED_SECS = 0.05
+"""Interval of the checks while the worker has no lease or no placement."""
 _HOLD_SECS = 2.0
 """Time for which frames with an unknown token wait for a refresh of the live workers."""
 _MAX_HELD = 1000
 _MAX_HELD_BYTES = 4 * 1024 * 1024
+"""Limits of these frames, by number and size; further ones are dropped."""
 _MAX_LAST_MESSAGES = 1000
 """Messages received before a placement without some workers is applied."""
 _DRAIN_SECS = 0.5
+"""Longest wait in each step of a graceful stop; see :meth:`Loop._finish`."""
 
 
 class Loop:
@@ -59,22 +62,29 @@ class Loop:
         self.lease = lease
         self.engine = engine
         self.passes = 0
+        """Passes so far. Other threads compare it, to see if the loop advances."""
         self.paused = True
+        """True while no task runs: without a lease, or before the first placement."""
         self.exit_code: int | None = None
+        """Set to end the loop."""
         self.request_refresh: Callable[[], None] = lambda: None
         """Set by the process: makes ``ClusterSync`` refresh all that it has read."""
         self.unknown_frames = 0
         """Frames dropped because their sender is not a live worker of the topology."""
         self.bad_frames = 0
+        """Messages dropped because they cannot be decoded, or have impossible contents."""
         self.log_levels = LogLevels()
         self._actions: deque[Callable[[], Any]] = deque()
+        """Calls of other threads for the next pass."""
         self._held_frames: deque[tuple[float, str, bytes]] = deque()
         """(until, unknown token of a frame, the frame, which is not decoded further)."""
         self._held_bytes = 0
         self._report_secs = float(conf.get("task.heartbeat.frequency.secs") or 3)
         self._next_report = 0.0
         self._reported: dict[int, str] = {}
+        """Statuses of the tasks in the last report."""
         self._count = 0
+        """Number of reports so far."""
         self._started = time.monotonic()
         self._stop_requested = False
 
@@ -86,7 +96,10 @@ class Loop:
         self.transport.wake()
 
     def call(self, action: Callable[[], Any], timeout: float) -> Any:
-        """Run ``action`` in the loop's next pass, and return its result."""
+        """Run ``action`` in the loop's next pass, and return its result.
+
+        Raises its error, or that of ``Future.result`` after ``timeout`` seconds.
+        """
         future: Future[Any] = Future()
         self.post(lambda: fulfill(future, action))
         return future.result(timeout)
@@ -110,7 +123,7 @@ class Loop:
         return self.engine.statuses()
 
     def beats(self, tasks: frozenset[int]) -> TaskBeats | None:
-        """Return heartbeats of ``tasks``, if the topology master runs here."""
+        """Return heartbeats of ``tasks``; ``None`` unless the topology master runs here."""
         master = self.engine.master
         if master is None or master.status != "running":
             return None
@@ -119,7 +132,10 @@ class Loop:
         return master.table.beats(master.listening.now, timeout, tasks, launch)
 
     def metric_names(self) -> list[str]:
-        """Return the topology's metrics, if the topology master runs here."""
+        """Return the names of the topology's metrics.
+
+        Empty unless the topology master runs here.
+        """
         master = self.engine.master
         return [] if master is None else master.table.metric_names()
 
@@ -235,6 +251,10 @@ class Loop:
         poll(is_sent, timeout=_DRAIN_SECS, pause=0.001)
 
     def _on_message(self, message: list[bytes]) -> None:
+        """Handle a request (JSON) or a frame, as :meth:`Transport.receive` has it.
+
+        A frame with an unknown token is held back: its sender may have started just now.
+        """
         payload = message[-1]
         if payload[:1] == b"{":
             self._on_request(message[:-1], payload)
@@ -257,6 +277,7 @@ class Loop:
         self._held_bytes += len(payload)
 
     def _deliver(self, raw: bytes) -> None:
+        """Decode a frame of a live worker, and apply it. An invalid one is dropped."""
         try:
             if not wire.can_travel(raw):
                 raise msgspec.DecodeError("too many containers")
@@ -272,6 +293,7 @@ class Loop:
             _log.exception("a frame was dropped: its contents are not valid")
 
     def _retry_held_frames(self) -> None:
+        """Apply the held frames whose sender is known now, and drop old ones."""
         placement = self.engine.placement
         assert placement is not None
         held_frames = self._held_frames
@@ -320,6 +342,7 @@ class Loop:
         )
 
     def _report(self, now: float) -> None:
+        """Report to the topology master, here or in another worker."""
         engine = self.engine
         placement = engine.placement
         assert placement is not None
@@ -346,6 +369,7 @@ class Loop:
                     peer.report = self.report()
 
     def _on_request(self, envelope: list[bytes], payload: bytes) -> None:
+        """Respond to a request, unless it is not valid or has another token."""
         try:
             if len(payload) > wire.MAX_REQUEST_BYTES:
                 raise msgspec.DecodeError("too large")
@@ -415,6 +439,7 @@ class Loop:
         return runner.state.state.page(query)
 
     def _stats_document(self) -> dict[str, Any]:
+        """Statistics of the topology, or of this worker alone without its master."""
         master = self.engine.master
         conf = self.engine.conf
         now = time.monotonic() if master is None else master.listening.now

@@ -41,16 +41,20 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 _log = logging.getLogger(__name__)
 
 _BIND_SECS = 5.0
+"""Time for which a port that is in use is tried: the former worker of the slot may be ending."""
 _GC_THRESHOLDS = (100_000, 50, 100)
 """Thresholds of the collector's generations. Measured: with Python's defaults, decoding of big
 batches takes three times as long.
 """
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+"""Parameters of ``mallopt``."""
 _LARGE_BYTES = 4 * 1024 * 1024
+"""Size from which a block of memory is returned to the system when it is freed."""
 
 
 def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
+    """Replace the handlers of the root logger by the worker's file."""
     # Appended to, and rotated by the supervisor, because standard error goes to the same file.
     handler = logging.FileHandler(spec.log_path, encoding="utf-8")
     if conf.get("storm.log.format") == "json":
@@ -72,6 +76,7 @@ def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
 
 
 def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
+    """Return conf and topology: with resolved references, and fused chains."""
     code = Path(spec.code_dir)
     stored = read_json_object(code / "stormconf.ser", "the supervisor must fetch it again")
     topology = decode_topology((code / "stormcode.ser").read_bytes())
@@ -92,7 +97,8 @@ def _without_system(parts: Mapping[str, ComponentSpec]) -> dict[str, ComponentSp
 def _bind(spec: WorkerSpec, conf: Mapping[str, Any]) -> Transport:
     """Bind the slot's port.
 
-    That proves that no other process of this slot runs on this host.
+    That proves that no other process of this slot runs on this host. Raises :class:`Unavailable` if
+    the port stays in use for five seconds.
     """
     batch = int(conf.get("topology.transfer.batch.size") or 100)
     blocked_secs = conf["supervisor.worker.timeout.secs"]
@@ -162,6 +168,7 @@ def _run(
     transport: Transport,
     cluster: StormClusterState,
 ) -> int:
+    """Connect the parts of the worker, run its loop, and return the exit code."""
     lease = WorkerLease(lease_of(cluster.session).lease_end)
     reporter = ErrorReporter(conf, lambda *error: sync.report_error(*error), time.monotonic)
     shared = Shared(conf=conf, owns=lease.valid, wake=transport.wake, report=reporter)
@@ -201,6 +208,7 @@ def _run(
     )
     heartbeat.start()
     sync.start()
+    # The objects so far live as long as the process: later collections leave them out.
     gc.collect()
     gc.freeze()
     try:

@@ -26,7 +26,8 @@ _FORGET = 20_000
 """Ids that are freed in one pulse, in about two milliseconds."""
 _REMEMBERED_TIMEOUTS = 4
 """Message timeouts for which an applied id is remembered: a tuple may be replayed repeatedly."""
-_PLAIN = frozenset({str, int, bytes})
+_MAP_KEY_TYPES = frozenset({str, int, bytes})
+"""Types of grouping keys that are in the state's map in the same form."""
 
 
 def remember_secs(conf: Mapping[str, Any]) -> int:
@@ -52,10 +53,15 @@ class StateDriver:
         self.windows = windows
         """Windows of the bolt: their tuples and results are in the checkpoints of the state."""
         self.by_fields = grouped_by_fields(runner)
+        """(component, stream) -> indices of the grouping fields; ``None`` if an input is not
+        grouped by fields.
+        """
         self._id_at = self._id_places(self.by_fields)
+        """See :meth:`_id_places`."""
         self.log = log
         is_divided = log.division.by_key and log.division.tasks > 1
         self._group_at = self.by_fields if self.by_fields and is_divided else {}
+        """As :attr:`by_fields`, for the check if a tuple is another task's; empty without need."""
         if log.older:
             error = Unavailable(
                 f"task {runner.task_id} ({runner.component}) continues with older state than it "
@@ -69,11 +75,13 @@ class StateDriver:
         self.pending_acks: list[Tuple] = []
         """Acks deferred to the next checkpoint."""
         self._process = bolt.process
+        """Method of the component, which :meth:`apply` replaces below."""
         # By default no call: a replayed tuple of a windowed bolt is in its windows.
         self._process_again: Callable[[Tuple], None] = getattr(
             bolt, "process_again", lambda tup: None
         )
-        self._acks_itself = bolt.auto_ack and not getattr(bolt, "_gathers", False)
+        self._auto_acks = bolt.auto_ack and not getattr(bolt, "_gathers", False)
+        """True if a tuple is acked when ``process`` returns."""
         collector = bolt._bound()
         self._ack: Callable[[Tuple], None] = collector.ack
         # From here on, the bolt's acks and the worker's `process` calls go through this driver.
@@ -88,18 +96,25 @@ class StateDriver:
         """The newest tuple whose grouping key was hashed, and the hash."""
         self._rejected: Tuple | None = None
         """The tuple that the bolt failed last."""
-        self._rotate_ms = remember_secs(runner.conf) * 1000
-        self._rotate_at = runner.shared.now_ms() + self._rotate_ms
+        self._generation_ms = remember_secs(runner.conf) * 1000
+        """Time in which one generation of ids is collected (``Contents.rotate_ids``)."""
+        self._rotate_ids_at = runner.shared.now_ms() + self._generation_ms
+        """Time at which the next generation begins, and the one before the current is forgotten."""
         self._forgotten: MutableMapping[Any, int] = {}
         """Ids that are no longer remembered. They are freed in parts, since all in one pass would
         stop the loop.
         """
         interval_ms = float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000)
         self._interval = interval_ms / 1000
+        """Seconds after which a task that is never idle takes a checkpoint."""
         self._saved_at = time.monotonic()
+        """Time of the last checkpoint, or of the opening."""
         self._failed = False
+        """True if the task has crashed: there are no further checkpoints."""
         self._saving = False
-        """True between a checkpoint and the last of its acks."""
+        """True between a checkpoint and the last of its acks. These are no longer in
+        :attr:`pending_acks` then, and :meth:`has_pending_acks` is called by other threads.
+        """
 
     def _id_places(
         self, by_fields: dict[tuple[str, str], list[int]] | None
@@ -107,7 +122,8 @@ class StateDriver:
         """Return the places of id and grouping fields by input.
 
         (component, stream) -> (indices of the id's fields, indices of the grouping's). Empty
-        without a message id.
+        without a message id. ``by_fields``: as the attribute. ``InvalidTopology`` if an input lacks
+        a field of the id, or a repeated tuple could reach another task.
         """
         names = self.bolt.message_id
         if names is None:
@@ -123,12 +139,13 @@ class StateDriver:
         id_fields = [names] if isinstance(names, str) else list(names)
         places: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
         for source, grouping_places in by_fields.items():
-            fields = self.runner.context.source_fields(*source)
+            component, stream = source
+            fields = self.runner.context.source_fields(component, stream)
             missing = [name for name in id_fields if name not in fields]
             if missing:
                 raise InvalidTopology(
                     f"bolt {self.runner.component!r} has message_id {missing[0]!r}, but stream "
-                    f"{source[1]!r} of {source[0]!r} has: {', '.join(fields)}"
+                    f"{stream!r} of {component!r} has: {', '.join(fields)}"
                 )
             places[source] = ([fields.index(name) for name in id_fields], grouping_places)
         return places
@@ -146,9 +163,10 @@ class StateDriver:
     # -- tuples ------------------------------------------------------------------------------------
 
     def apply(self, tup: Tuple) -> None:
-        """Process a tuple, unless it was applied before.
+        """Process a tuple, or call ``process_again`` if it was applied before.
 
-        If that raises, the state is restored.
+        If that raises, the state is restored, and the tuple's ack is withdrawn. A tuple whose key
+        belongs to another task is sent to that one.
         """
         # Called per tuple, measured by benchmarks/dataplane.py.
         if self._failed:
@@ -166,13 +184,15 @@ class StateDriver:
                 self._process(tup)
             if self.windows is not None:
                 if self._rejected is tup:
+                    # The replay of a failed tuple enters the windows, not this copy.
                     self.windows.staged.clear()
                 self.windows.hold()
             has_default = getattr(type(self.bolt), "process_again", None) in (
                 None,
                 StatefulBolt.process_again,
             )
-            if (self._acks_itself and self._rejected is not tup) or (
+            # A replayed tuple for which no code of the bolt runs is acked here: the bolt cannot.
+            if (self._auto_acks and self._rejected is not tup) or (
                 is_applied and (self.windows is not None or has_default)
             ):
                 self.defer_ack(tup)
@@ -196,7 +216,7 @@ class StateDriver:
             tup.values[places[0]] if len(places) == 1 else tuple([tup.values[at] for at in places])
         )
         # A key with a value is this task's; a look-up is much faster than the hash of the key.
-        if key.__class__ in _PLAIN and key in self.log.contents.values:
+        if key.__class__ in _MAP_KEY_TYPES and key in self.log.contents.values:
             return False
         number = stable_hash(key)
         owner = number % self.log.division.tasks
@@ -215,12 +235,15 @@ class StateDriver:
         places = self._id_at.get((tup.component, tup.stream))
         if places is None:
             return None
-        return key_of([tup.component, tup.stream, *(tup.values[at] for at in places[0])])
+        id_places, _ = places
+        return key_of([tup.component, tup.stream, *(tup.values[at] for at in id_places)])
 
     def defer_ack(self, tup: Tuple) -> None:
         """Defer the ack of a tuple to the next checkpoint.
 
-        The checkpoint also saves its id.
+        The checkpoint also saves its id. Without effect for a tuple that the bolt failed in the
+        same call; another copy of that tuple fails for the same reason. ``InvalidRequest`` if the
+        id cannot be saved.
         """
         name = self.id_of(tup)
         if name is not None and name in self.state.refused:
@@ -237,7 +260,7 @@ class StateDriver:
         self.pending_acks.append(tup)
 
     def fail(self, tup: Tuple, reason: Any = None) -> None:
-        """Fail a tuple, unless it is acked.
+        """Fail a tuple. Without effect if its ack waits for a checkpoint.
 
         It does not count as applied: a replay is processed.
         """
@@ -247,6 +270,7 @@ class StateDriver:
             self._fail(tup, reason)
 
     def _withdraw(self, tup: Tuple) -> None:
+        """Undo :meth:`defer_ack` of a tuple whose ``process`` raised."""
         if tup in self.pending_acks:
             self.pending_acks.remove(tup)
             name = self.id_of(tup)
@@ -255,7 +279,8 @@ class StateDriver:
 
     def key_hash(self, tup: Tuple) -> int:
         """Return the hash of the grouping key of a tuple that has an id."""
-        return self._key_hash(tup, self._id_at[(tup.component, tup.stream)][1])
+        _, grouping_places = self._id_at[(tup.component, tup.stream)]
+        return self._key_hash(tup, grouping_places)
 
     def _key_hash(self, tup: Tuple, places: list[int]) -> int:
         key = [tup.values[at] for at in places]
@@ -266,8 +291,9 @@ class StateDriver:
 
         0 if state is not divided by key.
         """
-        if self._hashed[0] is tup:
-            return self._hashed[1]
+        hashed_tuple, number = self._hashed
+        if hashed_tuple is tup:
+            return number
         if self.by_fields is None:
             return 0
         return self._key_hash(tup, self.by_fields[(tup.component, tup.stream)])
@@ -294,17 +320,16 @@ class StateDriver:
     def idle_secs(self) -> float | None:
         """Return the seconds until :meth:`on_idle` has work.
 
-        That is a checkpoint to take, or a result to send. ``None``: there is no checkpoint to take,
-        and no result to send.
+        ``None`` if there is neither a checkpoint to take, nor a result to send.
         """
         if not self._has_unsaved():
             return _PAUSE_SECS if self._has_waiting_results() else None
         return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic())
 
     def on_idle(self) -> bool:
-        """Take a checkpoint if the last one is old enough.
+        """Take a checkpoint if there are changes, and the last one is old enough.
 
-        Called when the queue is empty.
+        Called when the queue is empty. Returns True if one was taken.
         """
         # Runs in each pass, measured by benchmarks/dataplane.py.
         if self.windows is not None:
@@ -319,7 +344,8 @@ class StateDriver:
     def pulse(self) -> None:
         """Evaluate due windows, and take an overdue checkpoint.
 
-        Old ids are freed.
+        One that is not overdue is taken, too, if results of windows wait for it, or no tuple waits
+        for the task. Forgotten ids are freed.
         """
         # Changes by ticks are not undone.
         self.state._begin()
@@ -335,11 +361,12 @@ class StateDriver:
     def checkpoint(self) -> None:
         """Save the changes, then ack.
 
-        If saving fails, the task restarts, and the tuples are replayed.
+        Without effect after a crash, or if there is no change, no pending ack, and no generation
+        of ids to forget. If saving fails, the task restarts, and the tuples are replayed.
         """
         state = self.state
-        rotate = self.runner.shared.now_ms() >= self._rotate_at
-        if self._failed or not (state.changed or self._ids or self._has_unsaved() or rotate):
+        rotates_ids = self.runner.shared.now_ms() >= self._rotate_ids_at
+        if self._failed or not (state.changed or self._ids or self._has_unsaved() or rotates_ids):
             return
         changes = state.changed
         record = Checkpoint(
@@ -351,11 +378,15 @@ class StateDriver:
             self.windows.save_to(record)
         self._saving = True
         try:
-            self._save(record, rotate)
+            self._save(record, rotates_ids)
         finally:
             self._saving = False
 
-    def _save(self, record: Checkpoint, rotate: bool) -> None:
+    def _save(self, record: Checkpoint, rotates_ids: bool) -> None:
+        """Append a checkpoint, and ack its tuples.
+
+        ``rotates_ids``: begin a generation of ids then. If it cannot be appended, the task crashes.
+        """
         state = self.state
         pending_acks = self.pending_acks
         self.pending_acks = []
@@ -371,8 +402,8 @@ class StateDriver:
             self._ack(tup)
         if self.windows is not None:
             self.windows.on_saved()
-        if rotate:
-            self._rotate_at = self.runner.shared.now_ms() + self._rotate_ms
+        if rotates_ids:
+            self._rotate_ids_at = self.runner.shared.now_ms() + self._generation_ms
             self._forgotten = self.log.contents.rotate_ids()
             self.log.append(Checkpoint(rotated=True))
         self.log.compact()
@@ -396,7 +427,7 @@ class StateDriver:
         return metrics
 
     def crash(self, error: Exception) -> None:
-        """Report that state could not be saved; the task restarts."""
+        """Report that state could not be saved; the engine restarts the task."""
         self._failed = True
         self.runner.report(error, "checkpoint")
         self.runner.crashed = True
@@ -411,7 +442,10 @@ class StateDriver:
         self.log.close()
 
     def close(self) -> None:
-        """Take a last checkpoint."""
+        """Take a last checkpoint, and close the log, also if that raises.
+
+        No result of a window is sent after it: the next opening of the state sends them.
+        """
         if self.windows is not None:
             self.windows.collect()
             self.windows.closing = True

@@ -30,13 +30,13 @@ READ = ".former"
 DAMAGED = ".damaged"
 """Suffix of a file that could not be read, or not all of it."""
 _TYPED = b"\xc1"
-"""First byte of a value that is not JSON."""
+"""First byte of a value that is in the form of the log, not JSON."""
 _COMPANIONS = ("-wal", "-shm", "")
 """Files of one SQLite database, in the order in which they may be renamed."""
 
 
 def set_aside(path: Path, suffix: str) -> Path:
-    """Rename a file and its companions to a free name.
+    """Rename a file and its SQLite companions to a free name with ``suffix``.
 
     Returns that name.
     """
@@ -53,7 +53,7 @@ def set_aside(path: Path, suffix: str) -> Path:
 
 
 def quarantined(path: Path) -> list[Path]:
-    """Return the current names of damaged files of this name."""
+    """Return the current paths of damaged files that had this path, by name."""
     names = [*path.parent.glob(f"{path.name}{DAMAGED}*")]
     return sorted(name for name in names if not name.name.endswith(("-wal", "-shm")))
 
@@ -91,6 +91,7 @@ def is_damaged_since_import(path: Path) -> bool:
 
 
 def _note_of(path: Path) -> Path:
+    """File with the opening of the last database of this path that was taken over."""
     return path.with_name(f"{path.name}.imported")
 
 
@@ -126,9 +127,9 @@ def damaged_database(path: Path, target: Path, reason: str) -> Corrupt:
 
 @contextmanager
 def _local_copy(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database without a lock.
+    """Open the database without a lock, or a local copy of it.
 
-    No mapped file is in its folder.
+    No mapped file is in its folder, which hosts may share.
     """
     log = path.with_name(f"{path.name}-wal")
     if not log.exists() or not log.stat().st_size:
@@ -136,8 +137,7 @@ def _local_copy(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(address, uri=True)) as database:
             yield database
         return
-    # Its last transactions are in the log, which SQLite reads with a lock and a mapped file. A copy
-    # is read, because hosts may share the folder.
+    # Its last transactions are in the log, which SQLite reads with a lock and a mapped file.
     with tempfile.TemporaryDirectory(prefix="storm-state-") as folder:
         copy = Path(folder) / "state.sqlite3"
         shutil.copyfile(path, copy)
@@ -147,6 +147,7 @@ def _local_copy(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _contents_of(database: sqlite3.Connection) -> InitialContents:
+    """Read an open database. ``ValueError`` if it is damaged or half-written."""
     # Decoded here: text that is not UTF-8 is damage.
     database.text_factory = bytes
     (verdict,) = database.execute("PRAGMA quick_check").fetchone()

@@ -18,9 +18,12 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.wire import StateQuery
 
 _ABSENT: Any = object()
+"""In a journal: the key had no value, or no change."""
 _TRIES = 20
+"""Tries to list keys while the task adds others."""
 _PAGE_BYTES = 256 << 10
 _VALUE_BYTES = 16 << 10
+"""Longest value, as JSON with its key, that a page has in full."""
 _REPR_LENGTH = 1000
 
 
@@ -35,6 +38,7 @@ class KeyedState:
         self._division = division
         self._index = index
         self._has_all_keys = division.tasks == 1 or not division.by_key
+        """True if no key can belong to another task."""
         self.changed: dict[Any, msgspec.Raw | None] = {}
         """Key -> encoded value, ``None`` if removed; since the last checkpoint."""
         self._journal: list[tuple[Any, Any, Any]] = []
@@ -45,6 +49,10 @@ class KeyedState:
         """
 
     def _own_key(self, key: Any) -> Any:
+        """Return the hashable form of a key.
+
+        ``InvalidRequest`` if it cannot be hashed, or belongs to another task.
+        """
         # Called per access of the state, measured by benchmarks/dataplane.py.
         key = key_of(key)
         try:
@@ -73,6 +81,7 @@ class KeyedState:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key = self._own_key(key)
+        # Raises for a key that cannot be saved, before anything is changed.
         stored_key(key)
         raw = encode_value(value, key)
         self._journal.append((key, self._values.get(key, _ABSENT), self.changed.get(key, _ABSENT)))
@@ -101,9 +110,9 @@ class KeyedState:
     def page(self, query: StateQuery) -> dict[str, Any]:
         """Return current entries: ``{"entries": [{"key", "value"}], "next"}``.
 
-        Some may not be saved yet. ``next`` is the offset of the next entry, ``None`` at the end. At
-        most about 256 KiB. For a value longer than 16 KiB, or not valid in JSON, ``shown`` is the
-        beginning of its ``repr``. Any thread.
+        Some may not be saved yet. ``next`` is the offset of the next entry, ``None`` at the end,
+        and for a query of keys. At most about 256 KiB. For a value longer than 16 KiB, or not valid
+        in JSON, ``shown`` is the beginning of its ``repr``. Any thread.
         """
         if query.keys:
             keys = [key for key in map(key_of, query.keys) if key in self._values]
@@ -133,10 +142,12 @@ class KeyedState:
         return {"entries": entries, "next": next_offset}
 
     def _begin(self) -> None:
+        """Begin a call of the bolt's code: changes before it are no longer undone."""
         self._journal.clear()
         self.refused.clear()
 
     def _undo(self) -> None:
+        """Undo all changes since :meth:`_begin`."""
         for key, value, change in reversed(self._journal):
             _restore(self._values, key, value)
             _restore(self.changed, key, change)
@@ -152,7 +163,7 @@ def _restore(target: MutableMapping[Any, Any], key: Any, value: Any) -> None:
 
 
 def _entry(key: Any, value: Any) -> tuple[dict[str, Any], int]:
-    """Return an entry as a JSON document, and its length in bytes."""
+    """Return an entry of a page, and about its length in bytes."""
     try:
         raw = msgspec.json.encode([key, value])
     except (TypeError, ValueError, OverflowError, RecursionError):

@@ -13,7 +13,8 @@ import msgspec
 from storm_dagster.core.dataplane.keyed_state import Checkpoint, Partitioning, encode_value
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.worker.state.former import FormerLetters, letter_indexes, read_letters
-from storm_dagster.worker.state.log import Stamp, StateLog, division_numbers, state_folder
+from storm_dagster.worker.state.log import Stamp, StateLog, state_folder
+from storm_dagster.worker.state.log_files import division_numbers
 
 _log = logging.getLogger(__name__)
 _IMPORTED = "former"
@@ -37,18 +38,24 @@ class DeadLetterLog:
     folder: Path
     division: Partitioning
     index: int
+    """Index of the task in its component."""
     stamp: Stamp
+    """As in :class:`StateLog`."""
     owns: Callable[[], bool]
+    """True if the task may write now."""
     max_bytes: int
+    """Limit of the letters as JSON, without the replaced values that the file may hold."""
     report: Callable[[Exception], None] = lambda error: None
     """Called with the errors of files that could not be read, for the operator."""
 
     def __post_init__(self) -> None:
         self._log: StateLog | None = None
         self._closed = True
+        """True before :meth:`open` and after :meth:`close`: no method opens the log."""
         self._sizes: dict[int, int] = {}
         """Number -> bytes of the letter, oldest first."""
         self._bytes = 0
+        """Sum of :attr:`_sizes`."""
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -75,6 +82,7 @@ class DeadLetterLog:
         return bool(division_numbers(self.folder) or self._former_indexes())
 
     def _former_indexes(self) -> list[int]:
+        """Indexes of the tasks of earlier releases whose letters this task takes over."""
         return [
             index
             for index in letter_indexes(self.folder)
@@ -101,6 +109,10 @@ class DeadLetterLog:
             raise
 
     def _measure(self) -> None:
+        """Set the sizes of all letters.
+
+        A list of letters is left out: :meth:`_renumber` separates it.
+        """
         entries = self._entries()
         self._sizes = {
             number: len(entries[number])
@@ -136,6 +148,10 @@ class DeadLetterLog:
             self._measure()
 
     def _take_over(self, index: int) -> None:
+        """Put the letters in a former task's files into the log, and rename these.
+
+        Damaged lines are left out and reported.
+        """
         former: FormerLetters = read_letters(self.folder, index)
         assert self._log is not None
         if not set(former.checksums) <= self._imported_checksums():
@@ -164,6 +180,7 @@ class DeadLetterLog:
             self.report(error)
 
     def _imported_checksums(self) -> set[str]:
+        """Checksums of files that are in the log, although they are not renamed yet."""
         assert self._log is not None
         marks = self._log.contents.values.get(_IMPORTED, "")
         # A list, if several tasks had crashed then.
@@ -175,7 +192,7 @@ class DeadLetterLog:
     # -- letters -----------------------------------------------------------------------------------
 
     def read(self) -> dict[int, dict[str, Any]]:
-        """Return number -> letter, in order of the numbers.
+        """Return number -> letter, in order of the numbers. Empty without a log.
 
         Raises as :meth:`open`.
         """
@@ -184,7 +201,7 @@ class DeadLetterLog:
         return {number: msgspec.json.decode(entries[number]) for number in sorted(entries)}
 
     def get(self, number: int) -> dict[str, Any] | None:
-        """Return the letter of this number, unless it was dropped.
+        """Return the letter of this number, or ``None``: it may have been dropped.
 
         Raises as :meth:`open`.
         """
@@ -193,7 +210,7 @@ class DeadLetterLog:
         return None if raw is None else msgspec.json.decode(raw)
 
     def next_number(self, lowest: int) -> int:
-        """Return a number for a new letter, above those of all others.
+        """Return a number for a new letter: at least ``lowest``, and above all others.
 
         Raises as :meth:`open`.
         """
@@ -226,6 +243,11 @@ class DeadLetterLog:
     def _put_all(
         self, entries: dict[int, bytes], imported: tuple[str, ...] = ()
     ) -> list[dict[str, Any]]:
+        """Store letters as one checkpoint, and return those that were dropped for them.
+
+        ``entries``: number -> letter as JSON. ``imported``: checksums of the files that they were
+        read from. The log must be open.
+        """
         log = self._log
         assert log is not None
         total = self._bytes
@@ -254,7 +276,8 @@ class DeadLetterLog:
     def _append(self, record: Checkpoint) -> None:
         log = self._log
         assert log is not None
-        # Before the checkpoint: if it raises, the letters must not have changed.
+        # It raises the error of an earlier compaction. So it comes before the checkpoint: if
+        # `put` raises, the letters must not have changed.
         log.compact()
         log.append(record)
         log.contents.apply(record)

@@ -20,14 +20,12 @@ taken and no file is mapped into memory.
 
 import json
 import os
-import re
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from storm_dagster.core.dataplane.keyed_state import (
@@ -38,16 +36,28 @@ from storm_dagster.core.dataplane.keyed_state import (
     read_log,
 )
 from storm_dagster.model.errors import Corrupt, Unavailable
+from storm_dagster.worker.state.log_files import (
+    LOG_NAME,
+    copy_range,
+    division_numbers,
+    link_unless_taken,
+    newest_logs,
+    paced,
+    read_contents,
+    sync_path,
+    temporary_path,
+)
 
-_LOG = re.compile(r"(\d+)\.(\d+)\.log")
 _MIN_COMPACTED = 1 << 20
+"""Bytes by which a log must have grown to be rewritten; a longer one must have doubled."""
 _LAST_COPIED = 64 << 10
-_BLOCK = 1 << 20
-_SLICE = 1000
-_YIELD_SECS = 0.0001
-_READ_ATTEMPTS = 20
+"""Bytes of a log that the loop copies at the end of a compaction, at most about: its thread copies
+all before.
+"""
 Stamp = tuple[int, int]
+"""(number of the submission, version of the assignment)."""
 Position = tuple[int, int]
+"""(division, opening)."""
 
 
 class InitialContents(NamedTuple):
@@ -75,13 +85,17 @@ class StateLog:
 
     folder: Path
     division: Partitioning
+    """The number of tasks now, and how keys are divided over them."""
     index: int
+    """Index of the task in its component; 0 for state that is not divided."""
     stamp: InitVar[Stamp]
-    """Orders assignments (number of the submission, version of the assignment): a worker with a
-    stale assignment must not restore the old number of tasks.
+    """Orders assignments: a worker with a stale assignment must not restore the old number of
+    tasks.
     """
     merge: Callable[[Any, list[Any]], Any]
+    """(key, values of several tasks) -> value, when the number of tasks changes."""
     owns: Callable[[], bool]
+    """True if the task may write now: the worker's lease is valid, and the task is not closed."""
     last_positions: Mapping[int, Position] = field(default_factory=dict)
     """Index of a task -> (division, opening) of its last opening, anywhere. Division 0 is the only
     division of state that is not divided.
@@ -102,12 +116,17 @@ class StateLog:
         self.size = 0
         """Bytes of the file: of the values, and of replaced values until it is compacted."""
         self._file = -1
+        """Descriptor of the file that checkpoints are appended to; -1 if closed."""
         self._folders_synced = False
         self._compaction: _Compaction | None = None
+        """The running compaction, or a finished one whose file is not taken yet."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._number = self._enter(stamp)
+        """Number of the division."""
         self._opening = 0
+        """Number of the file that is open, 0 before the first; :meth:`_load` sets the last one."""
         self.contents: Contents = self._load(self._number, self.index)
+        # With `take_older` the folder may have an earlier opening. The new one must be the newest.
         last_division, last_opening = self.last_positions.get(self.index, (0, 0))
         if last_division in (0, self._number):
             self._opening = max(self._opening, last_opening)
@@ -123,9 +142,9 @@ class StateLog:
         return self._number, self._opening
 
     def _refuse_older(self, current: str, newest: str) -> None:
-        """Refuse older state, unless ``take_older`` is set.
+        """Raise :class:`Unavailable`, since the state is older than the cluster knows.
 
-        It is older than the cluster knows.
+        With ``take_older`` only :attr:`older` is set.
         """
         text = f"{self.folder} has {current}, and {newest} is known"
         if not self.take_older:
@@ -146,6 +165,10 @@ class StateLog:
         return division_numbers(self.folder)
 
     def _read_division(self, number: int) -> tuple[Partitioning, Stamp]:
+        """Read a division, and the stamp of the assignment that it is from.
+
+        :class:`Corrupt` if its file is damaged.
+        """
         path = self._path(number)
         try:
             document = json.loads(path.read_bytes())
@@ -159,6 +182,12 @@ class StateLog:
             ) from None
 
     def _enter(self, stamp: Stamp) -> int:
+        """Return the number of the task's division.
+
+        It is created if there is none, or if the newest one is divided in another way. Refuses a
+        folder that lacks the newest known division, and raises :class:`Unavailable` for an
+        assignment that is older than that of the newest division.
+        """
         numbers = self._numbers()
         newest = numbers[-1] if numbers else 0
         last = max((number for number, _ in self.last_positions.values()), default=0)
@@ -180,9 +209,10 @@ class StateLog:
             "stamp": list(stamp),
         }
         number = max(newest, last) + 1
-        temporary = _temporary(self._path(number))
+        temporary = temporary_path(self._path(number))
         temporary.write_bytes(json.dumps(document).encode())
-        if not _link(temporary, self._path(number)):
+        if not link_unless_taken(temporary, self._path(number)):
+            # Another task has created a division with this number.
             return self._enter(stamp)
         return number
 
@@ -190,12 +220,18 @@ class StateLog:
 
     def _logs(self, number: int) -> dict[int, tuple[int, Path]]:
         """Index -> (opening, path) of each task's newest log in a division."""
-        return _newest_logs(self.folder, number)
+        return newest_logs(self.folder, number)
 
     def _load(self, number: int, index: int) -> Contents:
+        """Read the contents of a task in a division.
+
+        They are in its log, or in the logs of the earlier division, which are shared out; empty if
+        there is none. For the task of this log, :attr:`initial` may be newer than its log, and
+        :attr:`_opening` is set. Refuses contents that are older than the last opening.
+        """
         log = self._logs(number).get(index)
         last_division, last_opening = self.last_positions.get(index, (0, 0))
-        opening = log[0] if log is not None else 0
+        opening, path = log if log is not None else (0, None)
         is_own = (number, index) == (self._number, self.index)
         initial = self.initial if is_own else None
         if initial is not None and initial.opening <= opening:
@@ -208,8 +244,8 @@ class StateLog:
             self._opening = opening
         if initial is not None:
             return initial.contents
-        if log is not None:
-            return _read_contents(log[1], self.encoded)
+        if path is not None:
+            return read_contents(path, self.encoded)
         earlier = [earlier_number for earlier_number in self._numbers() if earlier_number < number]
         if not earlier:
             return Contents(encoded=self.encoded)
@@ -227,28 +263,32 @@ class StateLog:
     def _write(
         self, records: Iterable[Checkpoint], stopped: Callable[[], bool] = lambda: False
     ) -> Path:
-        """Write checkpoints to a temporary file, for :meth:`_publish`."""
-        path = _temporary(
+        """Write checkpoints to a temporary file, for :meth:`_publish`.
+
+        The file is incomplete if ``stopped`` returned True.
+        """
+        path = temporary_path(
             self.folder / f"{self._number:06d}" / f"{self.index}.{self._opening + 1}.log"
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            for record in _paced(records):
+            for record in paced(records):
                 if stopped():
                     break
                 file.write(frame(record))
         return path
 
     def _publish(self, temporary: Path) -> None:
-        """Make the file the task's next opening.
+        """Make the file the task's next opening. Older files of the task are removed.
 
-        From then on, checkpoints are appended to it.
+        From then on, checkpoints are appended to it. :class:`Unavailable` without the lease, or if
+        another worker has just published this opening; then the file is removed.
         """
         path = self.folder / f"{self._number:06d}" / f"{self.index}.{self._opening + 1}.log"
         size = temporary.stat().st_size
         if self.durable:
-            _sync_path(temporary)
-        if not self.owns() or not _link(temporary, path):
+            sync_path(temporary)
+        if not self.owns() or not link_unless_taken(temporary, path):
             temporary.unlink(missing_ok=True)
             raise Unavailable(
                 f"the state in {self.folder} is opened by another worker at the same time: retried "
@@ -257,14 +297,16 @@ class StateLog:
         self.close()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._path_now = path
+        """Path of :attr:`_file`."""
         self._opening += 1
         self._full_size = size
+        """Bytes of the file after the last rewriting."""
         self.size = size
         if self.durable:
-            # Before the older file is removed.
+            # Before the older file is removed: the name of this one must survive a power cut.
             self._sync_folders()
         for log_path in path.parent.glob(f"{self.index}.*.log"):
-            match = _LOG.fullmatch(log_path.name)
+            match = LOG_NAME.fullmatch(log_path.name)
             if match is not None and int(match[2]) < self._opening:
                 log_path.unlink(missing_ok=True)
 
@@ -278,10 +320,10 @@ class StateLog:
                 self._path(number).unlink(missing_ok=True)
 
     def append(self, record: Checkpoint) -> None:
-        """Write a checkpoint. When this returns it is durable.
+        """Write a checkpoint. When this returns, it survives the end of the process.
 
-        Its tuples may be acked then. If it cannot be written, this raises :class:`Unavailable` or
-        ``OSError``, and the state must be reopened.
+        Its tuples may be acked then; it survives a power cut only after :meth:`sync`. If it cannot
+        be written, this raises :class:`Unavailable` or ``OSError``, and the state must be reopened.
         """
         raw = frame(record)
         self._check()
@@ -311,15 +353,16 @@ class StateLog:
         os.fsync(self._file)
 
     def _sync_folders(self) -> None:
-        _sync_path(self._path_now.parent)
+        sync_path(self._path_now.parent)
         if not self._folders_synced:
-            _sync_path(self._path(self._number))
+            sync_path(self._path(self._number))
             # The folder, the component's and the topology's.
             for folder in (self.folder, *self.folder.parents[:3]):
-                _sync_path(folder)
+                sync_path(folder)
             self._folders_synced = True
 
     def _check(self) -> None:
+        """Raise :class:`Unavailable` if another process may have the state by now."""
         if not self.owns():
             raise Unavailable(
                 "the worker's lease ended while it saved state: its tuples will be replayed"
@@ -335,8 +378,8 @@ class StateLog:
         """Rewrite the log, if it is much longer than the state.
 
         Returns True if that was completed now. A thread does it, from the log itself; a later call
-        takes its file. Raises as :meth:`append`, and retries when the log has grown by the same
-        size.
+        takes its file. That call raises the error of the thread as :class:`Unavailable`, or raises
+        as :meth:`append`; another compaction begins when the log has grown by the same size.
         """
         running = self._compaction
         if running is None:
@@ -346,6 +389,7 @@ class StateLog:
         if running.thread.is_alive():
             return False
         self._compaction = None
+        # If this one has failed, the next one begins at this size. Else `_publish` sets another.
         self._full_size = self.size
         if running.error is not None or running.temporary is None:
             raise Unavailable(
@@ -353,7 +397,8 @@ class StateLog:
                 f"{running.error}"
             )
         with running.temporary.open("ab") as file:
-            _copy_range(self._path_now, running.read, self.size, file)
+            # The entries that were appended since the thread ended.
+            copy_range(self._path_now, running.read, self.size, file)
         self._publish(running.temporary)
         return True
 
@@ -373,72 +418,8 @@ class StateLog:
             self._file = -1
 
 
-def division_numbers(folder: Path) -> list[int]:
-    """Numbers of the divisions of a log, ascending.
-
-    The list is empty if the log was never opened.
-    """
-    return sorted(int(path.stem) for path in folder.glob("[0-9]*.json"))
-
-
-def _newest_logs(folder: Path, number: int) -> dict[int, tuple[int, Path]]:
-    newest: dict[int, tuple[int, Path]] = {}
-    try:
-        paths = list((folder / f"{number:06d}").iterdir())
-    except FileNotFoundError:
-        return newest
-    for path in paths:
-        match = _LOG.fullmatch(path.name)
-        if match is not None:
-            index = int(match[1])
-            opening = int(match[2])
-            if opening > newest.get(index, (0, path))[0]:
-                newest[index] = (opening, path)
-    return newest
-
-
-def _read_contents(path: Path, encoded: bool) -> Contents:
-    contents = Contents(encoded=encoded)
-    with path.open("rb") as file:
-        for record in _paced(read_log(file, str(path))):
-            contents.apply(record)
-    return contents
-
-
-def newest_opening(folder: Path, index: int) -> int:
-    """Opening of a task's newest log in the newest division.
-
-    0 if there is none.
-    """
-    numbers = division_numbers(folder)
-    if not numbers:
-        return 0
-    opening, _ = _newest_logs(folder, numbers[-1]).get(index, (0, None))
-    return opening
-
-
-def read_newest(folder: Path, index: int) -> Contents:
-    """Read a task's newest log, beside the process that writes it.
-
-    Its values stay encoded. The log is only read: the task continues undisturbed. Empty if there is
-    no log.
-    """
-    for attempt in range(_READ_ATTEMPTS):
-        numbers = division_numbers(folder)
-        log = _newest_logs(folder, numbers[-1]).get(index) if numbers else None
-        if log is None:
-            break
-        try:
-            return _read_contents(log[1], encoded=True)
-        except FileNotFoundError:
-            # Its writer has just replaced it.
-            if attempt + 1 == _READ_ATTEMPTS:
-                raise
-    return Contents(encoded=True)
-
-
 class _Compaction:
-    """Compaction of a log in a thread.
+    """Compaction of a log in a thread, which begins at once.
 
     It begins with the log as far as it reached at the start, and appends the entries since.
     """
@@ -447,17 +428,21 @@ class _Compaction:
         self._log = log
         self._path = log._path_now
         self.read = log.size
+        """Bytes of the log that are in the new file."""
         self.temporary: Path | None = None
+        """The new file, once it is complete up to :attr:`read`."""
         self.error: BaseException | None = None
         self.stopped = False
+        """Set by the loop when the log is closed: the thread must end."""
         self.thread = threading.Thread(target=self._run, name="state-compaction", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
+        # Runs in the thread. An error is kept for `StateLog.compact`, which raises it.
         contents = Contents(encoded=True)
         try:
             with self._path.open("rb") as file:
-                for record in _paced(read_log(file, str(self._path))):
+                for record in paced(read_log(file, str(self._path))):
                     if self.stopped or file.tell() > self.read:
                         break
                     contents.apply(record)
@@ -467,11 +452,11 @@ class _Compaction:
                     size = self._log.size
                     if size - self.read <= _LAST_COPIED:
                         break
-                    _copy_range(self._path, self.read, size, file)
+                    copy_range(self._path, self.read, size, file)
                     self.read = size
             if self._log.durable and not self.stopped:
                 # Here, not in the loop, which then syncs only the entries appended until then.
-                _sync_path(temporary)
+                sync_path(temporary)
             if self.stopped:
                 temporary.unlink(missing_ok=True)
             else:
@@ -487,57 +472,3 @@ class _Compaction:
             contents.results,
         ):
             table.clear()
-
-
-def _paced(records: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
-    """Pause regularly, so that the loop gets the interpreter's lock."""
-    entries = 0
-    for record in records:
-        yield record
-        entries += 1
-        entries += len(record.values) + len(record.ids) + len(record.held) + len(record.results)
-        if entries >= _SLICE:
-            entries = 0
-            time.sleep(_YIELD_SECS)
-
-
-def _copy_range(path: Path, begin: int, end: int, target: BinaryIO) -> None:
-    """Append the bytes ``begin`` to ``end`` of a file to an open one."""
-    with path.open("rb") as file:
-        file.seek(begin)
-        while begin < end:
-            raw = file.read(min(_BLOCK, end - begin))
-            if not raw:
-                break
-            target.write(raw)
-            begin += len(raw)
-
-
-def _sync_path(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-
-
-def _link(temporary: Path, path: Path) -> bool:
-    """Give the file its name, unless that is taken.
-
-    The temporary name is removed.
-    """
-    try:
-        os.link(temporary, path)
-        return True
-    except FileExistsError:
-        # NFS also responds so when a request is resent because its first reply was lost.
-        return temporary.stat().st_nlink > 1
-    except FileNotFoundError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)

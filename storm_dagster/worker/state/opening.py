@@ -32,7 +32,9 @@ class StateOpening:
 
     def __post_init__(self, inline: bool) -> None:
         self.log: Future[StateLog] = Future()
+        """The open log, or the error of the opening."""
         self._abandoned = False
+        """Set by :meth:`abandon`. Any thread."""
         self.thread = threading.Thread(
             target=self._open, name=f"state-{self.runner.task_id}", daemon=True
         )
@@ -50,6 +52,7 @@ class StateOpening:
                 error = Unavailable(f"task {runner.task_id} ({runner.component}): {error.message}")
             self.log.set_exception(error)
         if self._abandoned:
+            # `abandon` was called before the log was open, and left it to this thread.
             self.abandon()
         self.runner.shared.wake()
 
@@ -75,9 +78,10 @@ class StateOpening:
         )
 
     def attach(self) -> None:
-        """Attach the drivers to the bolt.
+        """Attach the drivers to the bolt, and set ``runner.state``.
 
-        Called when its emit works, before ``initialize``. Raises if the state cannot be opened.
+        Called when its emit works, before ``initialize``, and after the opening has ended: else it
+        waits. Raises the error of the opening; if a driver raises, the log is closed.
         """
         from storm_dagster.worker.state.driver import StateDriver
 
@@ -99,9 +103,9 @@ class StateOpening:
 
 
 def acks_itself(bolt: Any) -> bool:
-    """True if the bolt acks instead of the runner.
+    """True if the bolt or its state driver acks instead of the runner.
 
-    It gathers tuples, or defers acks to checkpoints.
+    The bolt gathers tuples, or its acks are deferred to checkpoints.
     """
     return bool(getattr(bolt, "_gathers", False)) or hasattr(type(bolt), "process_again")
 
@@ -109,7 +113,8 @@ def acks_itself(bolt: Any) -> bool:
 def open_state(bolt: Any, runner: StateTask, *, inline: bool = False) -> StateOpening | None:
     """Begin to open the state of a windowed or stateful bolt.
 
-    In this thread with ``inline``. Raises if its conf is not valid.
+    It is opened in another thread; with ``inline`` in this one, before this returns. ``None`` for
+    any other bolt, and for one with ``exactly_once = False``. Raises if its conf is not valid.
     """
     windows = None
     if hasattr(type(bolt), "process_window"):

@@ -55,6 +55,7 @@ class SinkBatches:
         self.owner = f"{context.topology_name}/{context.component}/{division}.{driver.log.index}"
         """Name of this task at the sink, the same until the number of tasks changes."""
         self.save = driver.checkpoint
+        """Take a checkpoint now."""
 
     def undecided(self) -> dict[str, int]:
         """Return owner -> token of the batches that may be written or not.
@@ -66,15 +67,15 @@ class SinkBatches:
     def begin(self, token: int, tups: Sequence[Tuple]) -> bool:
         """Save that these tuples are written with ``token`` from now on.
 
-        They replace this owner's last batch.
+        They replace this owner's last batch. False if that could not be saved.
         """
         ids = [(self._driver.key_hash(tup), self._driver.id_of(tup)) for tup in tups]
         return self._append(Checkpoint(batches=[(self.owner, token, ids)]))
 
     def decide(self, owner: str, written: bool) -> bool:
-        """Drop the batch of an owner.
+        """Drop the batch of an owner of :meth:`undecided`.
 
-        If it is written, its ids count as applied.
+        If it is written, its ids count as applied. False if that could not be saved.
         """
         token, names = self._log.contents.batches[owner]
         ids = [(number, name) for name, number in names.items()] if written else []
@@ -97,6 +98,7 @@ class SinkBatches:
         self._driver.pending_acks.append(tup)
 
     def _append(self, record: Checkpoint) -> bool:
+        """Save and apply a record; without it the task restarts, and this returns False."""
         try:
             self._log.append(record)
         except Exception as error:

@@ -32,7 +32,8 @@ from storm_dagster.worker.state.former import (
     set_aside,
 )
 from storm_dagster.worker.state.letters import DeadLetterLog, letters_folder
-from storm_dagster.worker.state.log import Stamp, StateLog, newest_opening, state_folder
+from storm_dagster.worker.state.log import Stamp, StateLog, state_folder
+from storm_dagster.worker.state.log_files import newest_opening
 from storm_dagster.worker.state.task_store import WHOLE, TaskStore, task_folder
 
 _log = logging.getLogger(__name__)
@@ -61,10 +62,11 @@ class StateStorage:
         """``report``: see ``Shared``."""
         self._report = report
         self.home = StateHome(marker="")
+        """The cluster's record of the topology's state: the last openings, and the marker."""
         self.hosts: frozenset[str] = frozenset()
         """Hosts that run workers of the topology."""
         self.write: Publish | None = None
-        """Any thread."""
+        """Publishes an opening; any thread. ``None`` without a cluster, as in the test harness."""
 
     def check_shared(self, context: TopologyContext) -> None:
         """Refuse state on a host's own storage, which other hosts do not see.
@@ -91,13 +93,15 @@ class StateStorage:
             # Keys of `context.state` have no slash.
             name, slash, index = key.rpartition("/")
             if slash and name == component:
-                openings[int(index)] = (opening[0], opening[1])
+                division, number = opening
+                openings[int(index)] = (division, number)
         return openings
 
     def publish(self, key: str, opening: tuple[int, int], context: TopologyContext) -> Future[None]:
         """Publish an opening to later workers.
 
-        The result comes when it is stored.
+        The result comes when it is stored; at once without a cluster. ``key``: as in
+        ``StateHome.openings``.
         """
         if self.write is not None:
             local = len(self.hosts) > 1 and bool(context.conf.get("topology.state.local"))
@@ -142,9 +146,10 @@ class StateStorage:
         return log
 
     def open_positions(self, context: TopologyContext) -> "Positions":
-        """Open the positions of a source.
+        """Open the positions of a source, of the partitions that the task reads.
 
-        They are of the partitions that the task reads. Refuses as :meth:`check_shared`.
+        ``InvalidRequest`` without a folder for state; refuses as :meth:`check_shared`, and raises
+        as :class:`StateLog`.
         """
         if context._state_dir is None:
             raise InvalidRequest(
@@ -165,12 +170,13 @@ class StateStorage:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
         self.check_shared(context)
         key = str(context.task_id)
+        _, last_opening = self.home.openings.get(key, (0, 0))
         log = open_task_log(
             task_folder(
                 context._state_dir, context.topology_name, context.component, context.task_id
             ),
             context.may_write,
-            opening=self.home.openings.get(key, (0, 0))[1],
+            opening=last_opening,
             take_older=bool(context.conf.get("topology.state.local")),
             subject=f"task {context.task_id} ({context.component})",
         )
@@ -180,7 +186,8 @@ class StateStorage:
             )
             self._report(context.task_id, context.component, older, "state")
         # The state is not divided: its division is 0.
-        self.publish(key, (0, log.position[1]), context)
+        _, opening = log.position
+        self.publish(key, (0, opening), context)
         return TaskState(TaskStore(log))
 
 
@@ -205,7 +212,7 @@ def dead_letter_log(
 
 
 def _stamp(context: TopologyContext) -> Stamp:
-    """Return the order of the assignment that the worker has read."""
+    """Return the stamp of the assignment that the worker has read."""
     number = context.topology_id.rpartition("-")[2]
     submission = int(number) if number.isdigit() else 0
     return submission, context.assignment_version
@@ -233,7 +240,8 @@ def open_task_log(
     if initial is not None:
         former_opening = initial.opening
         if former_opening > read_imported_opening(path):
-            # An earlier release has opened it since. Compactions raise the opening of the log.
+            # An earlier release has opened it since: its contents must be newer than the log, whose
+            # opening compactions have raised.
             newest = max(former_opening, newest_opening(folder, 0) + 1)
             initial = initial._replace(opening=newest)
     log = StateLog(
@@ -275,12 +283,13 @@ class Positions:
     def __init__(self, log: StateLog) -> None:
         self._log = log
         self.current: dict[str, Any] = dict(log.contents.values)
+        """The saved positions."""
 
     def save(self, positions: Mapping[str, Any], forget: Collection[str] = ()) -> None:
         """Store these positions and drop those in ``forget``.
 
-        Durable when it returns. Raises :class:`Unavailable` if the task runs elsewhere by now: then
-        reopen the positions.
+        Durable when it returns. Raises as :meth:`StateLog.append`, for instance since the task runs
+        elsewhere by now, or as :meth:`StateLog.compact`: then reopen the positions.
         """
         values = [
             (partition, encode_value(position, partition))

@@ -16,6 +16,8 @@ from storm_dagster.worker.state.log import StateLog
 
 WHOLE = Partitioning(1, by_key=False)
 """Division of state that stays with its task id, for any number of tasks of its component."""
+_NO_KEY = 0
+"""Instead of the hash of a grouping key, in the ids: this state is not divided by key."""
 
 
 def task_folder(root: Path, topology: str, component: str, task: int) -> Path:
@@ -69,16 +71,18 @@ class TaskStore(TaskView):
     def write(self, changes: StateChanges, *, sync: bool) -> None:
         """Append the changes as one checkpoint.
 
-        Raises as :meth:`StateLog.append`.
+        When this returns, they survive the end of the process; with ``sync`` also a power cut.
+        Raises as :meth:`StateLog.append` and :meth:`StateLog.compact`.
         """
         record = Checkpoint(
             values=[(key, msgspec.Raw(raw)) for key, raw in changes.values.items()],
             removed=list(changes.removed),
-            ids=[(0, id) for id in changes.applied],
+            ids=[(_NO_KEY, id) for id in changes.applied],
             forgotten=list(changes.forgotten),
             full=changes.clears,
         )
-        # Before the checkpoint: if it raises, the state must not have changed.
+        # It raises the error of an earlier compaction. So it comes before the checkpoint: if
+        # `write` raises, the state must not have changed.
         self._log.compact()
         self._log.append(record)
         self._contents.apply(record)

@@ -116,7 +116,8 @@ class ResultTracker:
     def take(self) -> list[tuple[int, int, bool, float]]:
         """Take the results that were acked or failed since the last call.
 
-        Each is (number, size, True if its tree is complete, clock at which it was sent).
+        Each is (number, size, True if its tree is complete, clock at which it was sent). A root
+        with both verdicts counts once, by its ack.
         """
         results: list[tuple[int, int, bool, float]] = []
         for roots, acked in ((self.acked, True), (self.failed, False)):
@@ -160,7 +161,9 @@ class WindowDriver:
         conf = runner.conf
         self.shape = window_shape(conf, f"bolt {runner.component!r}")
         self._stamp_at = self._field_indices(conf.get(_STAMP)) if self.shape.event_time else {}
+        """Index of the time stamp by input; empty if the time of arrival counts."""
         self._key_at = self._field_indices(conf.get(_KEY)) if conf.get(_KEY) else {}
+        """Index of the session's key by input; empty without one."""
         late = self.shape.late_stream
         if late is not None and late not in runner.part.outputs:
             raise InvalidTopology(
@@ -169,9 +172,15 @@ class WindowDriver:
             )
         self._pauses_ms = Backoff(100, MAX_RETRY_SECS * 1000)
         self._retry_at = 0
+        """Time before which no window is processed. This and the next two times are milliseconds
+        since 1970.
+        """
         self._tries = 0
+        """Tries of the due window that raised."""
         self._next_watermark = 0
+        """Time before which the watermark does not advance."""
         self._pulsed_at = 0
+        """Time of the last pulse."""
         self._listened_ms = 0
         """Clock of the silence of sources. It stops while they, or this task, are held or inactive.
         """
@@ -186,10 +195,13 @@ class WindowDriver:
         self.staged: list[tuple[Tuple, int, Any, int, msgspec.Raw]] = []
         """Tuples of the current call of ``process``: (tuple, stamp, key, owner hash, encoded)."""
         self._added: dict[int, tuple[int, msgspec.Raw]] = {}
+        """Tuples that entered windows since the last checkpoint, as in ``Contents.held``."""
         self._ended: list[int] = []
+        """Numbers of saved tuples that no window has needed since the last checkpoint."""
         self.unsent: list[int] = []
         """Results that wait for a checkpoint."""
         self._confirmed: list[int] = []
+        """Results that were completed since the last checkpoint."""
         self.to_send: deque[int] = deque()
         """Saved results that wait to be sent."""
         self._failed: list[int] = []
@@ -203,8 +215,10 @@ class WindowDriver:
         time out and be resent.
         """
         self.closing = False
+        """True during the last checkpoint: results are no longer sent."""
 
     def _field_indices(self, field: Any) -> dict[tuple[str, str], int]:
+        """(component, stream) -> index of a field that every input must have."""
         indices: dict[tuple[str, str], int] = {}
         for item in self.runner.part.inputs:
             fields = self.runner.context.source_fields(item.component, item.stream)
@@ -218,7 +232,7 @@ class WindowDriver:
         return indices
 
     def read(self, contents: Contents) -> None:
-        """Continue with the windows in the state.
+        """Continue with the windows in the state, which is kept and changed from now on.
 
         Any thread, before :meth:`attach`.
         """
@@ -230,7 +244,7 @@ class WindowDriver:
         self.windows = Windows(self.shape, (), contents.windows, entries)
 
     def attach(self, state: WindowState) -> None:
-        """Take tuples from now on."""
+        """Begin to take tuples, and queue the saved results that are not complete."""
         contents = self._contents
         self._state = state
         self.results = ResultTracker(self.runner)
@@ -250,9 +264,9 @@ class WindowDriver:
     # -- tuples ------------------------------------------------------------------------------------
 
     def add(self, tup: Tuple) -> None:
-        """Check a tuple.
+        """Check and stage a tuple. :meth:`hold` adds it to its windows after ``process``.
 
-        :meth:`hold` adds it to its windows after ``process``.
+        ``InvalidRequest`` without a usable time stamp, or for values that cannot be saved.
         """
         stream = (tup.component, tup.stream)
         now = self.runner.shared.now_ms()
@@ -277,9 +291,9 @@ class WindowDriver:
         self.staged.append((tup, stamp, key, owner, item))
 
     def hold(self) -> None:
-        """Add the checked tuples to their windows.
+        """Add the staged tuples to their windows, and defer their acks.
 
-        Complete windows are evaluated.
+        Windows that a number of tuples completes are evaluated.
         """
         staged = self.staged
         self.staged = []
@@ -298,6 +312,7 @@ class WindowDriver:
             self.evaluate()
 
     def _on_late(self, tup: Tuple, stamp: int) -> None:
+        """Count a late tuple, and pass it to the late stream, or drop it."""
         self._late_count += 1
         self.runner.call_in_loop(lambda: self.runner.metric("late", self._late_count))
         stream = self.shape.late_stream
@@ -356,9 +371,10 @@ class WindowDriver:
         return frozenset(sources)
 
     def evaluate(self) -> None:
-        """Process every window that is due.
+        """Process every window that is due. Its emits wait for the next checkpoint.
 
-        A window that raises is retried after a pause; later ones wait.
+        A window that raises is reported, and retried after a pause; later ones wait. After
+        ``window_tries`` it is dropped.
         """
         windows = self.windows
         bolt = self.bolt
@@ -408,8 +424,10 @@ class WindowDriver:
         self._end_tuples()
 
     def _end_tuples(self) -> None:
+        """Remove the tuples that no window still needs from the state."""
         for entry in self.windows.take_finished():
             del self._contents.held[entry.number]
+            # A tuple that was not saved yet is not mentioned in the next checkpoint.
             if self._added.pop(entry.number, None) is None:
                 self._ended.append(entry.number)
             self.changed = True
@@ -428,6 +446,7 @@ class WindowDriver:
 
         Any other tuple is sent.
         """
+        # Without anchors (``anchors=[]``) a window, too, emits at once.
         if self._emitted is None or (anchors is not None and not anchors):
             return self.bolt._bound().emit(
                 tup, stream, anchors or [], direct_task, need_task_ids, None
@@ -446,6 +465,7 @@ class WindowDriver:
         return None
 
     def _event(self, event: DagsterEvent, anchors: Any) -> None:
+        """Keep an event that a window reports for the checkpoint; send any other."""
         if self._emitted is None:
             self._report_event(event, anchors)
         else:
@@ -453,12 +473,14 @@ class WindowDriver:
             self._reported.append(join_encoded([None, document, None]))
 
     def _add_results(self, emitted: list[msgspec.Raw]) -> None:
+        """Number the results in parts of :data:`_SLICE`; the next checkpoint saves them."""
         for at in range(0, len(emitted), _SLICE):
             self._contents.results[self._next_result] = join_encoded(emitted[at : at + _SLICE])
             self.unsent.append(self._next_result)
             self._next_result += 1
 
     def _send_waiting(self) -> None:
+        """Send waiting results, as many as may be in flight; none while the task is held."""
         while (
             self.to_send
             and self._in_flight < self._max_in_flight
@@ -482,9 +504,11 @@ class WindowDriver:
         timeout = self.results.pending.timeout
         for number, size, acked, sent_at in self.results.take():
             self._in_flight -= size
+            # Part of the message timeout that the result took.
             share = (now - sent_at) / timeout
             if not acked:
                 self._failed.append(number)
+                # A result that failed before its timeout does not show that readers are slow.
                 if size and share >= 1 and sent_at > self._slowed_at:
                     # Once for all results that were in flight at the same time.
                     self._slowed_at = now
@@ -500,7 +524,7 @@ class WindowDriver:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def save_to(self, record: Checkpoint) -> None:
-        """Put the changes into a checkpoint."""
+        """Put the changes since the last checkpoint into ``record``."""
         contents: Contents = self._contents
         record.held = [(number, owner, raw) for number, (owner, raw) in self._added.items()]
         record.finished = self._ended
@@ -509,7 +533,7 @@ class WindowDriver:
         record.windows = contents.windows = self.windows.position()
 
     def on_saved(self) -> None:
-        """Send the results that are in the checkpoint."""
+        """Forget the saved changes, and send the results that are in the checkpoint."""
         self._added = {}
         self._ended = []
         self._confirmed = []
@@ -520,6 +544,7 @@ class WindowDriver:
 
 
 def _with_tuple(entry: HeldTuple) -> HeldTuple:
+    """Replace the encoded form of an entry's item by a tuple, in place."""
     component, stream, task, values = entry.item
     entry.item = Tuple(0, component, stream, task, values)
     return entry

@@ -33,9 +33,9 @@ from storm_dagster.worker.tasks.runner import (
 SLICE = 64
 """Tuples between two checks of the lease and the clock."""
 PASS_NANOS = 10_000_000
-"""Longest time of one bolt task in a pass."""
+"""Time after which a bolt task begins no further slice in a pass."""
 SLOW_NANOS = 100_000
-"""Mean time per tuple above which slices are shorter."""
+"""Mean time per tuple above which slices are shorter: one takes about ``PASS_NANOS``."""
 
 _log = logging.getLogger("storm_dagster.component")
 _source = attrgetter("component", "stream")
@@ -77,6 +77,7 @@ class BoltRunner(Runner):
     """Runner of a bolt whose ``process`` returns quickly."""
 
     _opening: StateOpening | None = None
+    """State that is being read, until :meth:`open` attaches it."""
     _gain = 1 << 15
     """Tuples emitted by one call, rounded up.
 
@@ -84,7 +85,10 @@ class BoltRunner(Runner):
     """
 
     def open(self) -> bool:
-        """Create and connect the bolt. ``False`` while its state is read."""
+        """Create and connect the bolt. ``False`` while its state is read in a thread.
+
+        The next call continues with that bolt, or raises the error of the reading.
+        """
         opening = self._opening
         self._opening = None
         if opening is None:
@@ -157,6 +161,11 @@ class BoltRunner(Runner):
         return ack, fail
 
     def _on_process_error(self, bolt: Any, tup: Tuple, error: BaseException) -> None:
+        """Report an error of ``process``.
+
+        The tuple fails, unless the bolt does that itself (without ``auto_fail``) and the task has
+        not crashed.
+        """
         self.on_error(error, f"process of a tuple of {tup.component}")
         if bolt.auto_fail or self.crashed:
             self.fail(tup, self.reason_of(error))
@@ -206,6 +215,7 @@ class BoltRunner(Runner):
                 check_values(tup, route)
             width = route.width
             only = route.only
+            # True if a value is of another type than ATOMIC: it is copied for each target.
             rich = False
             # A copy: the component may change its list while the tuple is queued in this worker.
             # Unpacking detects a wrong number; a loop over one or two values, and the set for the
@@ -326,7 +336,11 @@ class BoltRunner(Runner):
         return emit, send_event, execute
 
     def run(self, now: float) -> bool:
-        """Process the queue while the lease is valid."""
+        """Process the queue while the lease is valid, and return True if there was work.
+
+        The pass ends early after :data:`PASS_NANOS`, or when the quota is used up: the other tuples
+        stay in the queue.
+        """
         # Runs in each pass, measured by benchmarks/dataplane.py.
         queue = self.queue
         if not queue:
@@ -357,6 +371,7 @@ class BoltRunner(Runner):
             size = max(1, PASS_NANOS * stats.timed // stats.execute_ns)
         routes = tuple(self.routes.values()) if self.shared.sliced else ()
         first_emitted = emitted = emitted_on(routes)
+        # Number of emitted tuples at which the turn ends.
         stop = first_emitted + self.quota
         if held:
             # The smallest turn: see `may_begin`.
@@ -390,11 +405,13 @@ class BoltRunner(Runner):
             calls = len(chunk)
             start += calls
             if routes:
+                # Rises at once, and falls slowly: see `_gain`.
                 now_emitted = emitted_on(routes)
                 gain = (now_emitted - emitted) // calls + 1
                 self._gain = gain if gain > self._gain else (gain + self._gain) // 2
                 emitted = now_emitted
         if held and emitted - first_emitted > total:
+            # It emitted more than it took.
             self.next_turn = time.monotonic() + TURN_SECS
         if not total:
             return False
@@ -408,6 +425,10 @@ class BoltRunner(Runner):
         return self.state.idle_secs() if self.state is not None else None
 
     def _tick(self) -> None:
+        """Run the due events of :attr:`ticks`.
+
+        An error is reported, and may crash the task.
+        """
         due = self.ticks
         self.ticks = 0
         if due & PULSE_DUE and self.state is not None:
@@ -430,6 +451,7 @@ class FusedBoltRunner(BoltRunner):
 
     def run(self, now: float) -> bool:
         """Run as :meth:`BoltRunner.run`, with the counts of the query."""
+        # The tuples from the spout carry rows or counts of the query: they are not counted.
         stats = self.stats
         executed_by = stats.executed_by.copy()
         executed = stats.executed
@@ -478,6 +500,7 @@ class BoltCollector(BaseCollector):
     """Collector of a component on the loop."""
 
     give_up: Any = None
+    """``Spout.give_up``; ``None`` for a bolt."""
 
     def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any, event: Any = None) -> None:
         super().__init__(runner)

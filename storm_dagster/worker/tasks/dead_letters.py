@@ -26,12 +26,14 @@ from storm_dagster.worker.tasks.stats import TaskStats
 
 _log = logging.getLogger(__name__)
 Verdict = bool | Literal["lost"] | None
+"""True: acked, False: failed, ``None``: given up, ``"lost"``: failed with a worker."""
 Notify = Callable[[Verdict, Any], None]
 """Notify the spout of a tuple id: acked, failed, given up (``None``), or failed with a worker."""
 
 _MAX_IDS = 10_000
 """Failing tuple ids that a task remembers; the tries of the oldest ones count from zero."""
 _PAGE_BYTES = 1 << 20
+"""Length of a page after which it gets no further letter."""
 
 
 class _Replay:
@@ -42,6 +44,7 @@ class _Replay:
 
 
 def _key(tup_id: Any) -> Any:
+    """Key of a tuple id in a map; its ``repr`` if it cannot be hashed."""
     try:
         hash(tup_id)
         return tup_id
@@ -50,6 +53,7 @@ def _key(tup_id: Any) -> Any:
 
 
 def _as_json(value: Any) -> Any:
+    """Return a value as encoded JSON, or its ``repr`` if it has no such form."""
     try:
         return msgspec.Raw(msgspec.json.encode(value, enc_hook=short_repr))
     except Exception:
@@ -99,10 +103,15 @@ class DeadLetters:
         self.max_tries = int(conf.get("topology.dead.letter.tries") or 0)
         """Failures after which a tuple is a dead letter; 0: the spout decides."""
         self._stream: str | None = conf.get("topology.dead.letter.stream")
+        """Stream on which new letters are emitted."""
         self._tries: BoundedMap[Any, dict[str, Any]] = BoundedMap(_MAX_IDS)
+        """Key of a tuple id that has failed -> fields of its letter about the tries."""
         self._replays: dict[int, _Replay] = {}
+        """Number of a letter -> its tuple id, while the letter is emitted once more."""
         self._count = 0
+        """Stored letters that were not replayed."""
         self._dropped = 0
+        """Letters that were dropped without a replay, since the task was opened."""
         self.log: DeadLetterLog | None = dead_letter_log(
             context,
             int(conf.get("topology.dead.letter.max.bytes") or 0),
@@ -129,10 +138,12 @@ class DeadLetters:
                 self._runner.report(error, "the dead letters cannot be opened")
 
     def _recount(self, log: DeadLetterLog) -> None:
+        """Count the letters of a log that was opened, and publish the count."""
         letters = log.read()
         self._publish(sum("replayed_ms" not in letter for letter in letters.values()))
 
     def _publish(self, count: int) -> None:
+        """Set the count and its metric; a spout that never had a letter has no metric."""
         self._count = count
         if count or "dead_letters" in self._runner.stats.metrics:
             self._runner.metric("dead_letters", count)
@@ -174,7 +185,7 @@ class DeadLetters:
     # -- verdicts ----------------------------------------------------------------------------------
 
     def on_acked(self, tup_id: Any, notify: Notify) -> None:
-        """Notify the spout of a complete tuple, or mark a replayed letter."""
+        """Notify the spout of a complete tuple, or mark its letter as replayed."""
         if type(tup_id) is not _Replay:
             self._tries.pop(_key(tup_id), None)
             notify(True, tup_id)
@@ -189,7 +200,8 @@ class DeadLetters:
         """
         runner = self._runner
         now = runner.shared.now_ms()
-        tup_id = entry[0]
+        # `wrap_emit` adds the values and the direct task to the entry, if letters may be written.
+        tup_id, stream, _, *emitted = entry
         if lost:
             default_reason = "a worker with parts of it ended"
         else:
@@ -207,14 +219,15 @@ class DeadLetters:
         former = self._tries.get(key) or {"tries": 0, "first_ms": now}
         tries = {**former, "tries": former["tries"] + 1, **failure}
         self._tries[key] = tries
-        is_dead = self.max_tries and tries["tries"] >= self.max_tries and len(entry) > 3
-        if is_dead and self.give_up(tup_id, entry[3], entry[1], entry[4]):
-            notify(None, tup_id)
-            return
+        if self.max_tries and tries["tries"] >= self.max_tries and emitted:
+            values, direct_task = emitted
+            if self.give_up(tup_id, values, stream, direct_task):
+                notify(None, tup_id)
+                return
         notify(False, tup_id)
 
     def _put(self, log: DeadLetterLog, letter: dict[str, Any], more: int) -> None:
-        """Store a letter, and add ``more`` to the number of letters to replay.
+        """Store a letter, and add ``more`` to the count of unreplayed letters.
 
         The letters that are dropped for it are counted, and logged.
         """
@@ -234,6 +247,11 @@ class DeadLetters:
             self._recount(log)
 
     def _change(self, replay: _Replay, more: int, **fields: Any) -> None:
+        """Set fields of a letter whose replay has ended.
+
+        ``more``: as in :meth:`_put`. Without effect if the letter was dropped since. An error is
+        reported.
+        """
         number = replay.letter["number"]
         self._replays.pop(number, None)
         try:
@@ -247,9 +265,9 @@ class DeadLetters:
             )
 
     def own_ids(self, tup_ids: list[Any]) -> list[Any]:
-        """Filter the ids that the spout knows.
+        """Return the ids that the spout knows, without those of replayed letters.
 
-        Replayed letters remain in the log.
+        These letters remain in the log, and their replays are forgotten.
         """
         self._replays.clear()
         return [tup_id for tup_id in tup_ids if type(tup_id) is not _Replay]
@@ -263,21 +281,13 @@ class DeadLetters:
         reason: Any = None,
         position: Any = None,
     ) -> bool:
-        """Write a letter, and return True.
+        """Write a letter, emit it if a stream is set for that, and return True.
 
-        False if that is not possible, which is reported.
+        False if it cannot be written, which is reported. ``position``: place of the tuple in its
+        source, for the reader of the letter.
         """
         runner = self._runner
         now = runner.shared.now_ms()
-        task, component, text = runner.reason_of(reason or "given up by the spout")
-        first_try = {
-            "tries": 1,
-            "first_ms": now,
-            "last_ms": now,
-            "error": text,
-            "component": component,
-            "failed_task": task,
-        }
         stream = stream or "default"
         values = [*tup]
         letter: dict[str, Any] = {
@@ -291,16 +301,15 @@ class DeadLetters:
             "raw": None,
             "position": _as_json(position),
             "direct_task": direct_task,
+            **self._tries_of(tup_id, reason, now),
         }
-        letter.update(self._tries.get(_key(tup_id), first_try))
-        if reason is not None:
-            letter["error"] = text
         try:
             if self.log is None:
                 raise InvalidRequest("there is no folder for dead letters: set topology.state.dir")
             letter["number"] = self.log.next_number(now)
             with suppress(Exception):
                 letter["raw"] = base64.b64encode(encode_value(values)).decode()
+            # One letter must not push out most of the others: without `raw` it is not replayed.
             if len(msgspec.json.encode(letter)) > self.log.max_bytes // 4:
                 letter = {**letter, "values": short_repr(values, 1000), "raw": None}
             self._put(self.log, letter, 1)
@@ -322,14 +331,35 @@ class DeadLetters:
                 runner.report(error, "a dead letter cannot be emitted")
         return True
 
+    def _tries_of(self, tup_id: Any, reason: Any, now: int) -> dict[str, Any]:
+        """Fields of a letter about the tries of its tuple.
+
+        A tuple that has not failed yet is given up at its first try. ``reason``: of the spout, or
+        ``None`` for that of the last failure.
+        """
+        task, component, text = self._runner.reason_of(reason or "given up by the spout")
+        first_try = {
+            "tries": 1,
+            "first_ms": now,
+            "last_ms": now,
+            "error": text,
+            "component": component,
+            "failed_task": task,
+        }
+        tries = {**self._tries.get(_key(tup_id), first_try)}
+        if reason is not None:
+            tries["error"] = text
+        return tries
+
     # -- requests ----------------------------------------------------------------------------------
 
     def answer(self, query: DeadLetterQuery) -> dict[str, Any]:
         """Return a page of letters after a number: ``{"entries", "next"}``.
 
         A page has at most about 1 MiB. ``next`` is the last number, ``None`` at the end. With
-        ``replay`` the letters are emitted once more, except those that were already, or cannot be.
-        A letter is marked when its tree is complete, and stays when it fails.
+        ``replay`` the letters are emitted once more, except those that were already, or cannot be:
+        the page has only those. :class:`Unavailable` if the topology is not active. A letter is
+        marked when its tree is complete, and stays when it fails.
         """
         runner = self._runner
         if query.replay and not runner.shared.spouts_run:

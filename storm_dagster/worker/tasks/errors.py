@@ -28,6 +28,7 @@ class ErrorReporter:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
+        # Seconds, and number of errors with a text in them.
         self._interval = float(self.conf.get("topology.error.throttle.interval.secs") or 10)
         self._max_reports = int(self.conf.get("topology.max.error.report.per.interval") or 5)
         self._lock = threading.Lock()

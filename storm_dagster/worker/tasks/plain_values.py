@@ -7,6 +7,7 @@ import msgspec
 from storm_dagster.model.errors import InvalidRequest
 
 _METRIC_BYTES = 16 << 10
+"""Longest name and value of a metric together, encoded."""
 
 
 def metric_value(name: Any, value: Any) -> tuple[str, Any]:

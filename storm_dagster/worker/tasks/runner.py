@@ -35,6 +35,7 @@ _log = logging.getLogger("storm_dagster.component")
 
 TICK_DUE = 1
 PULSE_DUE = 2
+"""Bits of :attr:`Runner.ticks`."""
 _PEERS = "__peers"
 """Stream of the messages between tasks of one component."""
 _EXACT_SECS = 1e-6
@@ -46,6 +47,7 @@ MAX_QUOTA = 20_000
 TURN_SECS = 0.05
 """Pause of a held task in a cycle after a call that emitted more than it took."""
 _MIN_UNACKED = 32
+"""Tuples in :attr:`Runner.unacked` before it is cleaned for the first time."""
 _MAX_REASON = 500
 """Characters of a reason."""
 
@@ -77,12 +79,15 @@ class Shared:
         self.spouts_run = False
         """True if spouts may emit: active, all workers ready. Read by any thread."""
         self.active = False
+        """True if the topology is active."""
         self.acker_tasks: tuple[int, ...] = ()
+        """Ascending; the acker of a root is that at ``root % len(acker_tasks)``."""
         self.next_home: Callable[[], int] | None = None
         """Index in ``acker_tasks`` of an acker in this worker, which spouts here prefer. Calls
         return all of them in turn.
         """
         self.closing = False
+        """True once the worker closes all its tasks."""
         self.lost_trees = 0
         """Trees of the spouts here that failed because a task or worker with parts of them ended.
         """
@@ -189,6 +194,7 @@ class Runner:
         self.unacked: list[Tuple] = []
         """Tuples that the component has not acked, and some that it has acked or failed since."""
         self._max_unacked = _MIN_UNACKED
+        """Length of :attr:`unacked` at which it is cleaned."""
         self._unacked_check = (0.0, 0)
         """Time of an earlier check of :attr:`unacked`, and number of its first tuples that were
         there then.
@@ -196,6 +202,7 @@ class Runner:
         self.crashed = False
         """True if the engine must restart the task. Any thread."""
         self._retry_at = 0.0
+        """Time before which the component is not opened."""
         self._pauses = Backoff(1.0, MAX_RETRY_SECS)
 
     # -- life --------------------------------------------------------------------------------------
@@ -352,7 +359,7 @@ class Runner:
         self.state = None
 
     def restart(self) -> None:
-        """Close the component, and create a new one in a second.
+        """Close the component, and let :meth:`start` create a new one in a second.
 
         Its tuples fail. Used only by the loop.
         """
@@ -400,7 +407,7 @@ class Runner:
         self.stats.failed += 1
 
     def keep(self, tup: Tuple) -> None:
-        """Note a tuple that ``process`` may return without an ack.
+        """Add a tuple to :attr:`unacked`: ``process`` may return without an ack.
 
         In the thread that runs the task.
         """
@@ -463,7 +470,10 @@ class Runner:
         return emit_checked
 
     def report(self, error: BaseException, activity: str) -> None:
-        """Count and log an error, and record it for the topology."""
+        """Count and log an error, and record it for the topology.
+
+        ``activity``: the step of the task that failed.
+        """
         self.stats.errors += 1
         try:
             self.shared.report(self.task_id, self.component, error, activity)
@@ -494,7 +504,7 @@ class Runner:
     def metric(self, name: str, value: Any) -> None:
         """Keep the newest value of a user metric.
 
-        Name and value have the form of :func:`metric_value`. At most 100 names are kept.
+        Name and value have the form of :func:`metric_value`. Further names than 100 are ignored.
         """
         metrics = self.stats.metrics
         if name in metrics or len(metrics) < 100:
@@ -503,7 +513,7 @@ class Runner:
     def send_to_peer(self, task: int, values: Sequence[Any]) -> None:
         """Send a message to another task of the component.
 
-        It may be lost, like an untracked tuple.
+        It may be lost, like an untracked tuple. Without effect for a task that is not known.
         """
         link = self.peers.get(task)
         if link is None:

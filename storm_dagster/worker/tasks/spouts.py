@@ -22,12 +22,13 @@ from storm_dagster.worker.tasks.dead_letters import DeadLetters, Notify, Verdict
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
 VERDICTS = {True: "ack", False: "fail", None: "given_up", "lost": "_lost"}
-"""Verdict -> method of the spout."""
+"""Verdict on a tuple id -> method of the spout."""
 PASS_CALLS = 100
 """Largest number of calls of ``next_tuple`` in one pass of the loop."""
 PASS_SECS = 0.002
 """Time after which a pass continues with the bolts."""
 _QUICK_RETRIES = 500
+"""Empty calls in a row after which the pause before the next call is longer."""
 _LOST_PAUSE_SECS = 1.0
 """Pause between two rounds of trees lost with a worker. So a spout that gives up after a few fails
 survives a move.
@@ -51,15 +52,17 @@ class SpoutBase(Runner):
         self.acked: list[int] = []
         """Roots of complete trees; the next run notifies the spout."""
         self.failed: list[int] = []
+        """Roots of trees that failed or timed out; likewise."""
         self.lost: list[int] = []
-        """Roots of trees with parts in a lost worker."""
+        """Roots of trees with parts in a lost worker; likewise, after a pause."""
         self._next_lost = 0.0
+        """Time before which the spout is not notified of :attr:`lost`."""
         self.pause_until = 0.0
         """End of the pause after an empty call; the test harness skips it."""
         self.at_once: list[Any] = []
         """Tuple ids to ack without tracking (no ackers)."""
         self.send: Callable[..., Any] = make_component
-        """Emit of :meth:`make_emit`, for the loop itself."""
+        """Emit of :meth:`make_emit`, for the loop itself. Not used before that has set it."""
         self.letters = DeadLetters(self)
 
     def full(self) -> bool:
@@ -71,7 +74,10 @@ class SpoutBase(Runner):
         return self.shared.spouts_run and not self.held
 
     def on_active(self, active: bool) -> None:
-        """Notify the spout that the topology is active or inactive."""
+        """Notify the spout that the topology is active or inactive.
+
+        Without effect if the spout does not run, or asks :attr:`Shared.active` itself.
+        """
 
     def make_emit(self) -> Callable[..., list[int] | None]:
         """Create this task's ``emit``. Used only by the loop.
@@ -106,6 +112,7 @@ class SpoutBase(Runner):
                 check_values(tup, route)
             values = [*tup]
             only = route.only
+            # True if a value is of another type than ATOMIC: it is copied for each target.
             rich = False
             for value in values:
                 if type(value) not in atomic:
@@ -150,6 +157,7 @@ class SpoutBase(Runner):
                     ledger.fail_root(tree.root, self, self.reason_of(error))
                 raise
             if tree is not None:
+                # Without the extra one, an emit to no target is complete.
                 count = tree.count = tree.count - 1
                 if not count:
                     ledger.ack_tree(tree)
@@ -161,9 +169,10 @@ class SpoutBase(Runner):
         return self.letters.wrap_emit(self.send)
 
     def deliver_verdicts(self, now: float, notify: Notify) -> bool:
-        """Call ``notify(verdict, tuple id)`` for every finished tree.
+        """Call ``notify(verdict, tuple id)`` for every complete or failed tree.
 
-        It is complete, or has failed. Returns True if there were any.
+        Its pending entry is removed. Of a replayed dead letter the letter is changed, without a
+        call. Returns True if there were any.
         """
         # Called per pass, with code per tuple; measured by benchmarks/dataplane.py.
         lost: list[int] = []
@@ -181,7 +190,9 @@ class SpoutBase(Runner):
             on_acked = partial(_notify_letters, letters, notify)
         acked = self.acked
         self.acked = []
+        # ((tuple id, stream, tree, ...), clock of the emit) of each.
         completed = [entry for root in acked if (entry := pop(root, None)) is not None]
+        # Streams of fused chains carry no tuples of the topology: statistics leave them out.
         counted = completed
         if any(name.startswith(FUSED) for name in self.routes):
             counted = [entry for entry in completed if not entry[0][1].startswith(FUSED)]
@@ -226,10 +237,12 @@ class SpoutBase(Runner):
 
 
 def _notify_letters(letters: DeadLetters, notify: Notify, verdict: Verdict, tup_id: Any) -> None:
+    # A `Notify` for complete trees: `verdict` is always True.
     letters.on_acked(tup_id, notify)
 
 
 def _ignore_emit(*args: Any, **kwargs: Any) -> list[int]:
+    """Replacement for ``emit`` of a spout that closes."""
     return []
 
 
@@ -283,7 +296,10 @@ class SpoutRunner(SpoutBase):
             self._call("_on_clock")
 
     def run(self, now: float) -> bool:
-        """Notify the spout of acks and fails, and call ``next_tuple``."""
+        """Notify the spout of acks and fails, and call ``next_tuple``.
+
+        It is called until it emits nothing, or a limit is reached. Returns True if there was work.
+        """
         # Measured by benchmarks/dataplane.py.
         worked = self.deliver_verdicts(now, self._notify)
         shared = self.shared
@@ -320,6 +336,7 @@ class SpoutRunner(SpoutBase):
             if clock() > until:
                 break
         if self.at_once:
+            # Without ackers, this call's tuples are acked now.
             self.deliver_verdicts(now, self._notify)
         return worked
 
@@ -348,6 +365,7 @@ class SpoutRunner(SpoutBase):
         super().close(retire=retire)
 
     def _call(self, name: str) -> None:
+        """Call a method of the spout, if it runs."""
         if self.status == "running":
             try:
                 getattr(self.instance, name)()

@@ -11,8 +11,10 @@ _STANDARD_FOLDERS = {
 }
 _PRODUCT_FOLDER = str(Path(__file__).parents[2])
 _LIBRARIES = (*_STANDARD_FOLDERS, _PRODUCT_FOLDER, "<frozen")
+"""Beginnings of file names that are not the user's code."""
 _USER_FRAMES = 6
 _LIBRARY_FRAMES = 2
+"""Lines of a stack that are shown: of the user's code, and of the library that it calls."""
 
 
 def component_stack(frame: FrameType | None, coroutine: Any = None) -> str:
@@ -44,9 +46,10 @@ def _end_of_user_frames(stack: traceback.StackSummary) -> int:
 
 
 def _coroutine_frames(coroutine: Any) -> list[tuple[FrameType, int]]:
-    """Frames of a coroutine that waits.
+    """(frame, line) of a coroutine that waits, and of those that it awaits.
 
-    None, if it runs and blocks the event loop. The frames of the thread lead further in then.
+    Empty without a coroutine, and for one that runs and blocks the event loop: the frames of the
+    thread lead further in then.
     """
     frames: list[tuple[FrameType, int]] = []
     while coroutine is not None:

@@ -8,8 +8,8 @@ snapshots that a timer takes, so that a tuple costs only an addition. Latencies 
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,19 +20,29 @@ T = TypeVar("T")
 WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 """Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
 _SNAPSHOTS = 20
+"""Snapshots in the length of a window: its start is exact to a twentieth."""
 _MAX_INPUTS = 1000
 _OTHERS = "__other:default"
+"""Input under which all inputs beyond that number are counted."""
 
 _Counters = tuple[int, ...]
 _counted = attrgetter(
     "executed", "acked", "failed", "execute_ns", "timed", "complete_ns", "completed"
 )
 _Streams = dict[str, dict[str, int]]
-_Snapshot = tuple[float, _Counters, _Streams, bytes]
-"""(time, counters, counters by stream, latencies)."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, dict[str, dict[int, int]]]).decode
+
+
+class _Snapshot(NamedTuple):
+    """Counters of a task at one time."""
+
+    at: float
+    counters: _Counters
+    streams: _Streams
+    latencies: bytes
+    """Encoded ``Latencies``."""
 
 
 class TaskStats:
@@ -46,6 +56,7 @@ class TaskStats:
         self.every: int = max(1, round(1 / sample_rate)) if sample_rate > 0 else 0
         """Tuples per latency sample; 0: no samples."""
         self.until_sample = 1
+        """Tuples until the next latency sample."""
         self.opened: float = time.monotonic()
         self.executed = 0
         self.acked = 0
@@ -72,8 +83,9 @@ class TaskStats:
         self.routes: dict[str, Any] = {}
         """Stream -> its Route, which counts emits."""
         self.metrics: dict[str, Any] = {}
-        # Per window, oldest first. Encoded, buckets take a tenth of the memory.
+        """Name -> newest value, of the metrics of the component."""
         self._rings: dict[str, list[_Snapshot]] = {name: [] for name in WINDOWS}
+        """Window -> snapshots, oldest first. Latencies are encoded, in a tenth of the memory."""
 
     def take_sample(self, tuples: int = 1) -> bool:
         """True if the latency of these tuples must be sampled.
@@ -87,7 +99,10 @@ class TaskStats:
         return True
 
     def take_samples(self, tuples: Sequence[T]) -> Sequence[T]:
-        """Return the tuples whose latency must be sampled, one by one."""
+        """Return the tuples whose latency must be sampled, one by one.
+
+        All of ``tuples`` count for the distance to the next sample.
+        """
         every = self.every
         after = len(tuples) - self.until_sample
         if after < 0 or not every:
@@ -172,11 +187,13 @@ class TaskStats:
             self.time_inputs(nanos, executed)
 
     def _count(self, kind: str, key: str, nanos: float, number: int) -> None:
+        """Add ``number`` samples of ``nanos`` each to the latencies."""
         buckets = self.latencies.setdefault(kind, {}).setdefault(key, {})
         bucket = bucket_of(nanos)
         buckets[bucket] = buckets.get(bucket, 0) + number
 
     def _counters(self) -> _Counters:
+        """Return (emitted, transferred, and those of ``_counted``)."""
         emitted = self.written
         transferred = 0
         for name, route in self.routes.items():
@@ -192,25 +209,24 @@ class TaskStats:
         latencies = b""
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
-            if ring and now - ring[-1][0] < secs / _SNAPSHOTS:
+            if ring and now - ring[-1].at < secs / _SNAPSHOTS:
                 continue
             if counters is None:
                 counters = self._counters()
                 streams = self.by_stream()
                 latencies = _encode(self.latencies)
-            ring.append((now, counters, streams, latencies))
-            while len(ring) > 1 and ring[1][0] <= now - secs:
+            ring.append(_Snapshot(now, counters, streams, latencies))
+            while len(ring) > 1 and ring[1].at <= now - secs:
                 del ring[0]
 
     def _bases(self, now: float) -> Iterator[tuple[str, _Snapshot]]:
-        """Yield the snapshot before each window.
+        """Yield (window, newest snapshot before it).
 
-        Without one, before the first snapshot and in a task younger than the window, all of the
-        task counts.
+        A window without one is left out: all counts of the task are in it.
         """
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
-            start = bisect_right(ring, now - secs, key=itemgetter(0)) - 1
+            start = bisect_right(ring, now - secs, key=attrgetter("at")) - 1
             if start >= 0:
                 yield name, ring[start]
 
@@ -222,7 +238,9 @@ class TaskStats:
         current = self._counters()
         metrics = dict.fromkeys(WINDOWS, _as_metrics(current))
         for name, base in self._bases(now):
-            counters = [count - former for count, former in zip(current, base[1], strict=True)]
+            counters = [
+                count - former for count, former in zip(current, base.counters, strict=True)
+            ]
             metrics[name] = _as_metrics(counters)
         metrics[":all-time"] = _as_metrics(current)
         return metrics
@@ -230,10 +248,10 @@ class TaskStats:
     def window_streams(self, now: float) -> dict[str, _Streams]:
         """Return :meth:`by_stream` of the windows.
 
-        Only of those shorter than the task's uptime.
+        Only of those with a snapshot before them, so shorter than the task's uptime.
         """
         current = self.by_stream()
-        return {name: _subtract(current, base[2]) for name, base in self._bases(now)}
+        return {name: _subtract(current, base.streams) for name, base in self._bases(now)}
 
     def window_latencies(self, now: float) -> dict[str, Latencies]:
         """Return latencies of all time and of the windows.
@@ -244,7 +262,7 @@ class TaskStats:
             return {}
         latencies = {":all-time": subtract_latencies(self.latencies, {})}
         for name, base in self._bases(now):
-            latencies[name] = subtract_latencies(self.latencies, _decode(base[3]))
+            latencies[name] = subtract_latencies(self.latencies, _decode(base.latencies))
         return latencies
 
     def by_stream(self) -> _Streams:
@@ -273,6 +291,7 @@ class TaskStats:
 
 
 def _subtract(current: _Streams, former: _Streams) -> _Streams:
+    """Counts by stream that were added since ``former``."""
     differences: _Streams = {}
     for kind, counts in current.items():
         former_counts = former.get(kind, {})
@@ -287,6 +306,7 @@ def _mean_ms(total_ns: int, number: int) -> float:
 
 
 def _as_metrics(counters: Any) -> dict[str, float]:
+    """Return counters of :meth:`TaskStats._counters`, or differences, by name."""
     emitted, transferred, executed, acked, failed, *times = counters
     execute_ns, timed, complete_ns, completed = times
     return {

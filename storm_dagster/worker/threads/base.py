@@ -39,6 +39,7 @@ TICK = object()
 PULSE = object()
 """Item of an inbox: timers of windows and state are due."""
 _RESULT_SECS = 60.0
+"""Longest wait of the component for the result of a call in the loop."""
 
 
 class ThreadMixin(Runner, ABC):
@@ -48,6 +49,7 @@ class ThreadMixin(Runner, ABC):
     """
 
     _thread: threading.Thread | None = None
+    """The newest thread, which may have ended; ``None`` until :meth:`start` begins one."""
     _detached = False
     _emitted = 0
     """Emits, counted by the thread."""
@@ -58,10 +60,16 @@ class ThreadMixin(Runner, ABC):
     _current: Tuple | None = None
     """The tuple in process, if only one can be."""
     _anchors_itself = True
+    """True if an emit without anchors is anchored to the tuple in process."""
     _stopping = False
     """True if the thread must end. Only the loop."""
 
     def _prepare(self) -> None:
+        """Create the state of one thread, just before :meth:`start` begins it.
+
+        All of it is new for each thread: items, calls and results of the former one do not reach
+        the next.
+        """
         self.instance: Any = None
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._timers: set[Any] = set()
@@ -70,22 +78,25 @@ class ThreadMixin(Runner, ABC):
         self.in_flight = 0
         """Tuples passed to the thread and not finished (counted by the loop)."""
         self._woken = False
+        """True if the thread has woken the loop, which has not run :attr:`loop_calls` since."""
         self._detached = False
         """True if the task is closed: the thread must no longer execute or call the loop."""
         self._ended = threading.Event()
+        """Set when the component is closed."""
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        """Result of the initialization, put once: ``None``, or its error."""
         self._calls: dict[Any, tuple[float, str, Any]] = {}
-        """Calls of the component that have not returned, oldest first.
+        """Calls of the component that have not returned, oldest first: (start, method, coroutine).
 
-        (start, method, coroutine).
+        The key is the id of a tuple, or anything else that no other call in flight has.
         """
 
     # -- loop's side -------------------------------------------------------------------------------
 
     def start(self, now: float) -> bool:
-        """Initialize in the thread.
+        """Begin to initialize in the thread, or return True if that has succeeded.
 
-        So a slow ``initialize`` does not block the loop.
+        So a slow ``initialize`` does not block the loop, which calls this in each pass.
         """
         if self.status == "running":
             return True
@@ -110,6 +121,7 @@ class ThreadMixin(Runner, ABC):
                 self._thread = None
                 self.start_failed(error, now)
             return False
+        # `initialize` may emit.
         self.run_loop_calls()
         try:
             error = self._opened.get_nowait()
@@ -175,9 +187,12 @@ class ThreadMixin(Runner, ABC):
                 if isinstance(item, Tuple):
                     if item._tree is None:
                         untracked.append(item)
+                    # Without effect on untracked tuples.
                     self.shared.ledger.fail(item, LOST)
+                    # A message to a spout's task is not counted.
                     self.in_flight -= self.kind == "bolt"
                 elif isinstance(item, tuple):
+                    # The spout still gets its acks and fails; all other items are dropped.
                     verdicts.append(item)
         self.queue[:0] = untracked
         for item in verdicts:
@@ -185,6 +200,7 @@ class ThreadMixin(Runner, ABC):
         self.inbox.put(self._last_item(retire))
 
     def _last_item(self, retire: bool) -> Any:
+        """Item of the inbox that makes the thread end."""
         return STOP
 
     def has_ended(self) -> bool:
@@ -194,9 +210,10 @@ class ThreadMixin(Runner, ABC):
         return ended
 
     def close(self, *, retire: bool = False) -> None:
-        """Detach the thread from the loop.
+        """Detach the thread from the loop; from then on its calls have no effect.
 
-        Call :meth:`begin_close`, and wait for :meth:`has_ended`, before.
+        Call :meth:`begin_close`, and wait for :meth:`has_ended`, before. A thread that has not
+        ended is reported and left behind, and its unacked tuples fail.
         """
         if self._thread is not None:
             if not self._stopping:
@@ -214,9 +231,12 @@ class ThreadMixin(Runner, ABC):
         if self._thread is None or self._thread.ident is None:
             return []
         frame = sys._current_frames().get(self._thread.ident)
-        calls = [call for call in [*self._calls.values()] if call[0] < since]
+        # A copy: the thread changes the calls.
+        calls = [*self._calls.values()]
         return [
-            (start, method, component_stack(frame, coroutine)) for start, method, coroutine in calls
+            (start, method, component_stack(frame, coroutine))
+            for start, method, coroutine in calls
+            if start < since
         ]
 
     def report(self, error: BaseException, activity: str) -> None:
@@ -239,7 +259,11 @@ class ThreadMixin(Runner, ABC):
     # -- thread's side -----------------------------------------------------------------------------
 
     def call_in_loop(self, action: Callable[[], Any]) -> None:
-        """Run ``action`` in the loop, after earlier calls."""
+        """Run ``action`` in the loop, after earlier calls.
+
+        It is dropped if the task is closed. Waits while as many calls are queued as the task may
+        emit tuples in one turn.
+        """
         # Called per tuple, measured by benchmarks/dataplane.py.
         while len(self.loop_calls) >= self.quota and not (self._detached or self.shared.closing):
             time.sleep(0.001)
@@ -253,7 +277,8 @@ class ThreadMixin(Runner, ABC):
     def call_in_loop_and_wait(self, action: Callable[[], Any]) -> Any:
         """Run ``action`` in the loop as :meth:`call_in_loop`.
 
-        Returns its result.
+        Returns its result, or raises its error. :class:`Unavailable` if the task is closed, or the
+        worker does not run it in a minute.
         """
         result: Future[Any] = Future()
         self.call_in_loop(lambda: fulfill(result, action))
@@ -279,7 +304,8 @@ class ThreadMixin(Runner, ABC):
     ) -> Any:
         """Emit from the component's thread.
 
-        The thread gets the errors of a check here. See ``Bolt.emit``, ``Spout.emit``.
+        The thread gets the errors of a check here. With ``need_task_ids`` it waits for the
+        receivers; without, this returns ``None``. See ``Bolt.emit``, ``Spout.emit``.
         """
         # Called per tuple, measured by benchmarks/dataplane.py.
         stream = stream or "default"
@@ -306,7 +332,7 @@ class ThreadMixin(Runner, ABC):
         """Run an emit in the loop, and return the receivers."""
 
     def await_lease(self) -> None:
-        """Wait until the worker's lease is valid."""
+        """Wait until the worker's lease is valid, or the task or the worker closes."""
         while not self.shared.owns() and not (self._detached or self.shared.closing):
             time.sleep(0.02)
 
@@ -333,6 +359,7 @@ class ThreadMixin(Runner, ABC):
     def checked_anchors(self, anchors: Any) -> Any:
         """Copy an emit's anchors, which the component may change.
 
+        ``None``, the default, is replaced by the tuple in process, unless ``auto_anchor`` is off.
         ``InvalidRequest`` unless they are tuples that it received.
         """
         if anchors is None:
@@ -345,6 +372,7 @@ class ThreadMixin(Runner, ABC):
         return own_anchors
 
     def _main(self) -> None:
+        """Open, run and close the component; the body of the thread."""
         self._calls[self] = (time.monotonic(), "initialize", None)
         try:
             self._open_in_thread()

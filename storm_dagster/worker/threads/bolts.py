@@ -26,6 +26,7 @@ class BlockingBoltRunner(ThreadMixin):
     """Runner of a bolt with ``blocking = True``."""
 
     _name_values: Any = None
+    """See :func:`namer_of`; set when the component is opened."""
 
     def run(self, now: float) -> bool:
         """Pass tuples to the thread, and run its calls."""
@@ -66,6 +67,7 @@ class BlockingBoltRunner(ThreadMixin):
         return bolt is not None and bolt._is_full and bolt._room_at > 0
 
     def _count_executed(self, batch: list[Tuple], nanos: int) -> None:
+        """Count tuples that the thread has executed in ``nanos`` together; in the loop."""
         number = len(batch)
         self.in_flight -= number
         stats = self.stats
@@ -98,6 +100,7 @@ class BlockingBoltRunner(ThreadMixin):
                 batch = []
                 nanos = 0
             if tup is None:
+                # With state, the wait ends when a checkpoint is due.
                 timeout = self.state.idle_secs() if self.state is not None else None
                 try:
                     tup = inbox.get(timeout=timeout)
@@ -112,6 +115,7 @@ class BlockingBoltRunner(ThreadMixin):
             self._timers.discard(tup)
             if isinstance(tup, Tuple):
                 self.keep(tup)
+            # Wait for back pressure and for room in the bolt, unless the task ends.
             while isinstance(tup, Tuple) and not (
                 (self.may_begin() and not bolt._is_full)
                 or self._stopping
@@ -124,6 +128,7 @@ class BlockingBoltRunner(ThreadMixin):
                 time.sleep(0.002)
             self.await_lease()
             if self._detached or self.shared.closing or self.crashed:
+                # A tuple fails with the others in `unacked`, when the component is closed.
                 continue
             if tup is TICK or tup is PULSE:
                 self._run_timer(tup)
@@ -154,6 +159,7 @@ class BlockingBoltRunner(ThreadMixin):
             self.call_in_loop(lambda: self._count_executed(batch, nanos))
 
     def _run_timer(self, item: Any) -> None:
+        """Run a due ``TICK``, or the timers of windows and state (``PULSE``)."""
         method = "process_tick" if item is TICK else "windows and state"
         self._calls[0] = (time.perf_counter_ns() / 1e9, method, None)
         try:
@@ -195,12 +201,18 @@ class AsyncBoltRunner(BlockingBoltRunner):
 
     is_async = True
     _ending = False
+    """True while the calls in flight are cancelled, because the thread ends."""
 
     def _work(self) -> None:
         self._ending = False
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
+        """Start a call for each item of the inbox.
+
+        At most ``async_window`` are in flight. Returns when the inbox has ``STOP`` and the calls in
+        flight are cancelled.
+        """
         bolt = self.instance
         self._anchors_itself = bolt.auto_anchor
         window = asyncio.Semaphore(max(1, int(bolt.async_window)))
@@ -215,6 +227,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 self.keep(tup)
             await window.acquire()
             if self.crashed:
+                # The restart puts `STOP` into the inbox.
                 window.release()
                 continue
             task = loop.create_task(self._handle(tup, window))
@@ -226,6 +239,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _handle(self, tup: Any, window: asyncio.Semaphore) -> None:
+        """Process one item of the inbox, and leave the window."""
         bolt = self.instance
         try:
             while isinstance(tup, Tuple) and not (

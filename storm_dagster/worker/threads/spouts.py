@@ -12,6 +12,7 @@ from storm_dagster.worker.tasks.spouts import VERDICTS, SpoutBase
 from storm_dagster.worker.threads.base import STOP, ThreadMixin
 
 _CLOCK_SECS = 0.1
+"""Pause between two calls of the spout's clock method."""
 _RETIRE = object()
 """Item of an inbox: stop emitting."""
 
@@ -53,6 +54,10 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         return _RETIRE if retire and self.status == "running" else STOP
 
     def _return_pending(self) -> None:
+        """Queue the last verdicts, and ``STOP``; in the loop.
+
+        The pending tuples get the verdict ``lost``.
+        """
         # Runs after the spout's last emit, so that all its pending tuples are known.
         self.deliver_verdicts(self.shared.clock(), self._queue_verdict)
         for tup_id in self.take_pending():
@@ -66,18 +71,23 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         """
         calls = super().stuck_calls(since)
         if self.inbox.empty():
-            calls = [call for call in calls if call[1] != "next_tuple"]
+            return [
+                (start, method, stack) for start, method, stack in calls if method != "next_tuple"
+            ]
         return calls
 
     def busy_elsewhere(self) -> bool:
         return self._thread is not None and (bool(self.loop_calls) or self.status != "running")
 
     def _may_emit(self) -> bool:
+        """True if ``next_tuple`` may be called now. In the thread."""
         if not self.may_emit() or self._muted or self.crashed:
             return False
         return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
 
     def _work(self) -> None:
+        # Items of the inbox: a message of another task (Tuple), (verdict, tuple id), the name of a
+        # method, _RETIRE, STOP. Without an item, `next_tuple` is called.
         spout = self.instance
         calls = self._calls
         catches = self.shared.catches
@@ -100,13 +110,13 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             # Verdicts from before the end are still passed.
             if self._detached or (self.shared.closing and not isinstance(item, tuple)):
                 continue
-            args: tuple[Any, ...] = ()
+            args: list[Any] = []
             if isinstance(item, Tuple):
                 method = "_on_peer_message"
-                args = (item.task, item.values)
+                args = [item.task, item.values]
             elif isinstance(item, tuple):
-                method = VERDICTS[item[0]]
-                args = item[1:]
+                verdict, *args = item
+                method = VERDICTS[verdict]
             elif isinstance(item, str):
                 method = item
             elif item is _RETIRE:
@@ -122,6 +132,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             calls[0] = (time.monotonic(), method, None)
             try:
                 getattr(spout, method)(*args)
+                # After an empty call, a pause that doubles up to 20 ms.
                 idle = method == "next_tuple" and self._emitted == before
                 pause = min(0.02, (pause or 0.0005) * 2) if idle else 0.0
             except catches as error:
