@@ -10,11 +10,12 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from storm_dagster.host.java import class_data_options, java_command
+from storm_dagster.host.class_data import ClassData
+from storm_dagster.host.java import java_command
 from storm_dagster.model.errors import Unavailable
 
 _RESERVED_KEYS = (
@@ -34,6 +35,11 @@ _RESERVED_PREFIXES = (
 """Beginnings of further keys that :func:`settings_of` omits."""
 _MAX_SOCKET_FOLDER = 60
 """Longest path that Spark accepts; the system's limit may be higher."""
+_QUICK_START = ("-XX:TieredStopAtLevel=1",)
+"""JVM options of a server that starts quickly: only the first of the JVM's two compilers runs.
+
+On two cores, the second one takes most of the CPU of the first placements (docs/performance.md).
+"""
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 """Main class of the server."""
 _ENCRYPTION = {
@@ -59,6 +65,11 @@ def spark_home() -> Path:
     )
 
 
+def spark_jars() -> list[Path]:
+    """Jars of the installed pyspark, sorted. :class:`Unavailable` without them."""
+    return sorted((spark_home() / "jars").glob("*.jar"))
+
+
 def spark_connect_command(
     port: int,
     local_dir: Path,
@@ -67,6 +78,8 @@ def spark_connect_command(
     host: str = "127.0.0.1",
     conf: Mapping[str, str] | None = None,
     master: str = "local[*]",
+    class_data: Sequence[str] | None = None,
+    quick_start: bool = False,
 ) -> list[str]:
     """The command line of a Spark Connect server on ``host:port`` in the foreground.
 
@@ -76,8 +89,10 @@ def spark_connect_command(
     ``memory`` is the driver's heap (Java notation). ``local_dir`` contains shuffle files, the
     warehouse, the settings (a file of this user alone, because every user can read a command line)
     and the temporary files of the JVM, which a killed JVM leaves (:func:`sweep_local_dir`). Start
-    it with :func:`spark_environment`, so that its Python workers can import this package. Raises
-    :class:`Unavailable` if pyspark or Java is missing.
+    it with :func:`spark_environment`, so that its Python workers can import this package.
+    ``class_data`` are the JVM's options for class data; by default an archive that exists is used.
+    With ``quick_start`` the JVM compiles each method once, quickly: the first placement is made
+    sooner, and long work is slower. Raises :class:`Unavailable` if pyspark or Java is missing.
     """
     java = java_command()
     home = spark_home()
@@ -115,7 +130,11 @@ def spark_connect_command(
         # A port of the Python daemon would fork a process for every client, before any proof.
         settings["spark.python.unix.domain.socket.enabled"] = "true"
         settings["spark.python.unix.domain.socket.dir"] = sockets
-    options = class_data_options("spark", java, sorted((home / "jars").glob("*.jar")))
+    if class_data is None:
+        class_data = ClassData.of("spark", java, spark_jars()).options()
+    options = list(class_data)
+    if quick_start:
+        options += _QUICK_START
     options.append(f"-Djava.io.tmpdir={local_dir}")
     # Spark adds a cluster's spark.driver.extraJavaOptions to the options of this key.
     settings["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)

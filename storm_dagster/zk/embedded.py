@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.host.class_data import ClassData
 from storm_dagster.host.files import write_atomically
-from storm_dagster.host.java import class_data_options, java_command
+from storm_dagster.host.java import java_command
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.tables import load_table
 
@@ -67,6 +68,7 @@ def zookeeper_command(
     durable: bool = True,
     more: Mapping[str, object] | None = None,
     java_options: Sequence[str] = (),
+    class_data: Sequence[str] | None = None,
 ) -> list[str]:
     """Write the configuration of a standalone server.
 
@@ -74,6 +76,7 @@ def zookeeper_command(
     60 s are granted. ``durable=False`` leaves out the fsync of the transaction log: the state then
     survives the end of the process, but not of the machine. ``more`` are further lines of the
     configuration, ``java_options`` further options of the command (:func:`ensemble_command`).
+    ``class_data`` are the JVM's options for class data; by default an archive that exists is used.
     Raises ``Unavailable`` when Java or the jars are missing, ``InvalidRequest`` for a port out of
     range.
     """
@@ -81,6 +84,8 @@ def zookeeper_command(
         raise InvalidRequest(f"ZooKeeper cannot listen on port {port}: give one from 1 to 65535")
     jars = zookeeper_jars()
     java = java_command()
+    if class_data is None:
+        class_data = ClassData.of("zookeeper", java, jars).options()
     data_dir = data_dir.absolute()
     data_dir.mkdir(parents=True, exist_ok=True)
     settings: dict[str, object] = {
@@ -103,7 +108,7 @@ def zookeeper_command(
         java,
         f"-Xmx{heap_mb}m",
         *_TABLE["java_options"],
-        *class_data_options("zookeeper", java, jars),
+        *class_data,
         f"-Dlog4j2.configurationFile={log_config}",
         *java_options,
         "-cp",

@@ -1,4 +1,4 @@
-"""Class data that JVMs share: made once, mapped afterwards, and never a reason not to start."""
+"""Class data that JVMs share: made on purpose, mapped afterwards, never a reason not to start."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from storm_dagster.host.java import class_data_options, java_command
-from storm_dagster.zk.embedded import zookeeper_jars
+from storm_dagster.cli.dev.class_data import make_zookeeper_class_data, zookeeper_class_data
+from storm_dagster.host.class_data import ClassData
+from storm_dagster.host.java import java_command
+from storm_dagster.model.errors import Conflict, Unavailable
 from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(120)]
@@ -20,62 +22,70 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "storm-dagster" / "class-data"
 
 
-def options() -> list[str]:
-    return class_data_options("zookeeper", java_command(), zookeeper_jars())
-
-
 def maps(server: EmbeddedZooKeeper, archive: Path) -> bool:
     return str(archive) in Path(f"/proc/{server.pid}/maps").read_text(encoding="utf-8")
 
 
-@pytest.mark.long
-def test_the_first_server_makes_what_the_next_ones_map(cache: Path, tmp_path: Path) -> None:
+def test_what_is_made_once_is_mapped_by_later_servers(cache: Path, tmp_path: Path) -> None:
     with EmbeddedZooKeeper(tmp_path / "a"):
-        # While it does, others start without, and make none.
-        assert options() == []
+        # A server that serves never writes an archive.
+        assert zookeeper_class_data().options() == []
+    assert list(cache.glob("*.jsa")) == []
+    assert make_zookeeper_class_data()
+    (archive,) = cache.glob("*.jsa")
+    assert zookeeper_class_data().options()[0] == f"-XX:SharedArchiveFile={archive}"
     with EmbeddedZooKeeper(tmp_path / "b") as second:
-        (archive,) = cache.glob("*.jsa")
         assert maps(second, archive)
-        assert options()[0] == f"-XX:SharedArchiveFile={archive}"
-    # Cut off, overwritten, or gone: the server starts all the same, and makes another.
-    whole = archive.read_bytes()
-    for broken in (whole[:-5000], b"\xff" * len(whole), b""):
-        archive.unlink()
-        archive.write_bytes(broken)
-        with EmbeddedZooKeeper(tmp_path / "c") as third:
-            assert third.running and not maps(third, archive)
-        with EmbeddedZooKeeper(tmp_path / "c") as fourth:
-            assert maps(fourth, archive)
+    assert not make_zookeeper_class_data(), "it exists"
+
+
+@pytest.mark.parametrize("damage", ["cut", "overwritten", "empty"])
+def test_a_damaged_archive_is_not_mapped(cache: Path, damage: str) -> None:
+    data = ClassData.of("program", java_command(), [])
+    whole = b"\x01" * 10_000
+    with data.creation() as options:
+        Path(options[0].partition("=")[2]).write_bytes(whole)
+    assert data.path is not None and data.options()
+    contents = {"cut": whole[:-5000], "overwritten": b"\xff" * len(whole), "empty": b""}
+    os.chmod(data.path, 0o600)
+    data.path.write_bytes(contents[damage])
+    assert not data.exists() and data.options() == []
 
 
 def test_other_jars_have_an_archive_of_their_own(cache: Path, tmp_path: Path) -> None:
     jar = tmp_path / "a.jar"
     jar.write_bytes(b"1")
-    (first,) = [
-        option for option in class_data_options("x", java_command(), [jar]) if "Archive" in option
-    ]
+    first = ClassData.of("x", java_command(), [jar])
     jar.write_bytes(b"22")
-    (other,) = [
-        option for option in class_data_options("x", java_command(), [jar]) if "Archive" in option
-    ]
-    assert first != other
+    assert ClassData.of("x", java_command(), [jar]).path != first.path
 
 
-def test_who_ended_before_it_was_made_leaves_it_to_others(cache: Path, tmp_path: Path) -> None:
-    with EmbeddedZooKeeper(tmp_path / "a") as server:
-        server.kill()
-    assert options() == []
-    (claim,) = cache.iterdir()
-    an_hour_ago = claim.stat().st_mtime - 3700
-    os.utime(claim, (an_hour_ago, an_hour_ago))
-    assert options()[0] == f"-XX:ArchiveClassesAtExit={claim}"
+def test_a_jvm_that_writes_nothing_leaves_nothing(cache: Path) -> None:
+    data = ClassData.of("x", java_command(), [])
+    with pytest.raises(Unavailable, match="has written no class data"), data.creation():
+        pass
+    assert not data.exists() and not list(cache.glob("*.new"))
+    # Part of one: the header, which comes last, is missing.
+    with pytest.raises(Unavailable), data.creation() as options:
+        Path(options[0].partition("=")[2]).write_bytes(b"\0" * 5000)
+    assert not data.exists() and not list(cache.glob("*.new"))
+
+
+def test_only_one_process_makes_an_archive(cache: Path) -> None:
+    data = ClassData.of("x", java_command(), [])
+    with pytest.raises(Unavailable), data.creation():
+        with pytest.raises(Conflict, match="another process"), data.creation():
+            raise AssertionError
 
 
 def test_without_a_cache_of_ones_own_there_is_none(cache: Path) -> None:
     cache.mkdir(parents=True)
     # What others may write would be mapped as code.
     cache.chmod(0o777)
-    assert options() == [] and list(cache.iterdir()) == []
+    data = ClassData.of("x", java_command(), [])
+    assert data.options() == [] and list(cache.iterdir()) == []
+    with pytest.raises(Unavailable, match="XDG_CACHE_HOME"), data.creation():
+        pass
     cache.rmdir()
     cache.write_text("no folder")
-    assert options() == []
+    assert ClassData.of("x", java_command(), []).options() == []

@@ -237,6 +237,7 @@ class DevCluster:
                 self._start_spark()
             finally:
                 self._end_wait_for_spark()
+            self._make_class_data()
 
     def _end_wait_for_spark(self) -> None:
         """End the wait of placements for Spark, also if it has not started."""
@@ -279,6 +280,28 @@ class DevCluster:
             raise Unavailable(f"the Spark server does not run jobs: {text}")
         RunFile.path_of(self._home, "spark-warm-up", "0").unlink(missing_ok=True)
         self._progress("spark warm-up", "SUCCESS")
+
+    def _make_class_data(self) -> None:
+        """Make the class data of later starts in the background, if it does not exist.
+
+        It ends with the cluster: the next one then begins anew.
+        """
+        from storm_dagster.cli.dev.class_data import is_class_data_missing
+
+        if not is_class_data_missing():
+            return
+        output = self._home / "logs" / "class-data.out"
+        child = spawn(self._plan.class_data_command(), output, self._env, mode="wb", cwd=self._home)
+        RunFile.write(self._home, "class-data", "0", pid=child.pid)
+        self._progress("class data", "STARTED")
+        while child.poll() is None:
+            if self._stop.wait(1.0):
+                return
+        RunFile.path_of(self._home, "class-data", "0").unlink(missing_ok=True)
+        if child.returncode:
+            log.warning("no class data was made for later starts: see %s", output)
+        else:
+            self._progress("class data", "SUCCESS")
 
     def _start_dagster(self) -> None:
         """Start the code server, the webserver and the daemon of Dagster."""

@@ -218,7 +218,7 @@ class ClusterPlan:
         return DaemonSpec(
             "spark",
             "0",
-            self._daemon("spark", {"spark.remote": None}),
+            self._daemon("spark", {"spark.remote": None}, "--quick-start"),
             {"connect": self.ports.spark},
         )
 
@@ -233,6 +233,11 @@ class ClusterPlan:
         memory = str(self.conf.get("spark.executor.memory") or "1g")
         size = ("--host", HOST, "--id", name, "--cores", "1", "--memory", memory)
         return DaemonSpec("spark-worker", name, self._daemon("spark", {}, "worker", *size))
+
+    def class_data_command(self) -> tuple[str, ...]:
+        """Command that makes the class data of later starts, at the lowest priority."""
+        prepare = (sys.executable, "-m", "storm_dagster", "dev", "--prepare")
+        return ("nice", "-n", "19", *prepare, "--home", str(self.home))
 
     def warm_up_command(self) -> tuple[str, ...]:
         """Command that runs the first jobs on the Spark server.

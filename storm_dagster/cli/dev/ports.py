@@ -142,7 +142,7 @@ def _auto_ports(options: DevOptions) -> DevPorts:
         raise InvalidRequest(
             f"{number} ports are too many for one machine: ask for fewer supervisors or slots"
         )
-    ports = iter(_free_ports(number))
+    ports = iter(free_ports(number))
     servers = [(next(ports), next(ports), next(ports)) for _ in range(zookeepers)]
     spark = next(ports)
     webserver = next(ports)
@@ -163,7 +163,7 @@ def _auto_ports(options: DevOptions) -> DevPorts:
     )
 
 
-def _free_ports(number: int) -> list[int]:
+def free_ports(number: int) -> list[int]:
     """That many free ports of the range, chosen at random.
 
     :class:`Unavailable` if there are fewer.
