@@ -138,12 +138,35 @@ def print_answer(
         print_table(title, columns, rows)
 
 
+_USUAL_SECS: Mapping[str, float] = {
+    "zookeeper": 2,
+    "supervisors": 4,
+    "nimbus": 3,
+    "dagster": 8,
+    "spark": 10,
+    "class data of Spark": 25,
+    "describe": 1,
+    "topology_conf": 1,
+    "topology_code": 1,
+    "assignment": 1,
+    "active_topology": 1,
+    "tasks": 3,
+    "ending": 4,
+}
+"""Step -> its usual time on an idle machine with two cores, in seconds."""
+_NAMED_SECS = 2.0
+"""Time after which a running step is named where the output is no terminal."""
+_NAMED_AGAIN_SECS = 10.0
+"""Time between two such lines."""
+
+
 class Steps:
     """Progress of a call by its steps, on standard error; a context manager.
 
     It is printed once the call has lasted longer than a second. Steps may overlap. On a terminal
-    the running steps are shown live. Elsewhere each step is a line when it ends, and every ten
-    seconds a line names the running steps.
+    the running steps are shown live. Elsewhere each step is a line when it ends. A line names the
+    running steps when one of them has lasted for two seconds, and then every ten seconds. It has
+    their usual time, if that is known.
     """
 
     def __init__(self, title: str, *, quiet: bool = False) -> None:
@@ -251,8 +274,20 @@ class Steps:
         for step, began in self._running.items():
             detail = self._detail.get(step)
             name = f"{step} ({detail})" if detail else step
-            parts.append(f"{name} {now - began:.0f} s")
+            usual_secs = _USUAL_SECS.get(step)
+            usual = f" (usually {usual_secs:.0f} s)" if usual_secs is not None else ""
+            parts.append(f"{name} {now - began:.0f} s{usual}")
         return plain(", ".join(parts))
+
+    def _is_line_due(self, now: float, last_line: float) -> bool:
+        """True if a line must name the running steps where the output is no terminal.
+
+        ``last_line``: time of the last such line.
+        """
+        for began in self._running.values():
+            if began >= last_line and now - began >= _NAMED_SECS:
+                return True
+        return now - last_line >= _NAMED_AGAIN_SECS
 
     def _tick(self) -> None:
         """Body of the thread: show the running steps until the end."""
@@ -268,7 +303,7 @@ class Steps:
                 if self._live:
                     click.echo(f"\r\x1b[K  ... {self._running_steps()[:110]}", err=True, nl=False)
                     self._drawn = True
-                elif now - last_line >= 10.0:
+                elif self._is_line_due(now, last_line):
                     last_line = now
                     self._print_title()
                     click.echo(f"  ... {self._running_steps()}", err=True)

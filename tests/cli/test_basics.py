@@ -98,7 +98,8 @@ def test_progress_begins_with_what_goes_on(capsys: pytest.CaptureFixture[str]) -
             "two lines",
         )
     first, second, *_ = "".join(said).splitlines()
-    assert first == "rebalance words" and re.fullmatch(r"  \.\.\. assignment \d+ s", second)
+    assert first == "rebalance words"
+    assert re.fullmatch(r"  \.\.\. assignment \d+ s \(usually \d+ s\)", second)
 
 
 def test_steps_of_more_than_a_second_are_shown_as_they_end(
