@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,12 +68,10 @@ class ClassData:
         """Return the JVM options that map the archive; none if there is no complete one."""
         if self.path is None or not self.exists():
             return []
-        try:
-            # A use. Only the access time changes, since the stamp has the other one.
+        # A use. Only the access time changes, since the stamp has the other one. The file system of
+        # an image is read-only.
+        with suppress(OSError):
             os.utime(self.path, ns=(time.time_ns(), self.path.stat().st_mtime_ns))
-        except OSError as error:
-            log.debug("class data %s cannot be used: %s", self.path, error)
-            return []
         return [f"-XX:SharedArchiveFile={self.path}", _QUIET]
 
     @contextmanager
