@@ -160,10 +160,9 @@ def end_cluster(
             services.append(record)
         else:
             daemons.append(record)
-    # The first JVMs of a machine store their class data for later ones, which takes time.
-    for wave, wave_grace in ((workers, grace), (daemons, grace), (services, 3 * grace)):
+    for wave in (workers, daemons, services):
         if any(record.alive() for record in wave):
-            _end(wave, wave_grace, hurry)
+            _end(wave, grace, hurry)
             reap()
     # Now only descendants live: Dagster's code servers and runs, shell components, Spark's Python.
     survivors = kill_family(home, records, reap)
