@@ -123,10 +123,13 @@ class ReliableSpout(Spout):
         """As :meth:`Spout.emit`; the tuple is kept until it is acked."""
         if tup_id is None:
             raise ValueError("a ReliableSpout needs a tup_id for every tuple: pass tup_id=...")
-        # Before the emit: a tuple whose emit raises fails, and is replayed from here.
+        # Before the emit: if a grouping raises, the worker fails the tuple, and `fail` replays it
+        # from here.
         self.unacked_tuples[tup_id] = (tup, stream, direct_task, need_task_ids)
         task_ids = super().emit(tup, tup_id, stream, direct_task, need_task_ids)
-        # A copy: the spout may reuse its own lists.
+        # A copy, because the spout may reuse its own lists. After the emit, whose error names the
+        # field of a value that is not allowed. The worker calls neither `ack` nor `fail` during an
+        # emit, so this does not restore a tuple that is complete.
         self.unacked_tuples[tup_id] = (
             [copy_value(value) for value in tup],
             stream,

@@ -110,13 +110,14 @@ class FileSink:
     def _fence_uploads(self, newest: int) -> int:
         """Abort the uploads of earlier openings, and return the newest token after that."""
         while True:
-            # The first of an earlier opening's next two files fails without its upload, so the
-            # second is not begun.
+            # An earlier opening has at most two uploads, since it begins the next one before it
+            # finishes a file (:meth:`_finish_upload`). Its format may have been another one.
             for token, format in product((newest + 1, newest + 2), _FORMATS):
                 self._abort_uploads(self._object_of(token, format))
             current = self._newest_token()
             if current == newest:
                 return newest
+            # It finished a file before that upload was aborted: now its uploads have later tokens.
             newest = current
 
     def _newest_token(self) -> int:

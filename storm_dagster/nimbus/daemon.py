@@ -59,7 +59,7 @@ from storm_dagster.nimbus.requests.takeover import TakeOver
 from storm_dagster.nimbus.requests.topology_stats import TopologyStats
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.thrift.service import ThriftService
-from storm_dagster.operations.inimbus import load_inimbus
+from storm_dagster.operations.inimbus import PLUGIN_FOLDER, load_inimbus
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.security.peers import owners_only
 from storm_dagster.security.settings import Security
@@ -226,8 +226,12 @@ def _http_service(app: ASGIApp, listener: socket.socket, security: Security) -> 
 def _open(
     conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack: ExitStack
 ) -> tuple[Nimbus, BlobSync]:
-    """Open the handles in order and wire them to each other; ``stack`` closes them."""
-    inimbus = load_inimbus(conf, folder / "ininumbus")
+    """Open the handles of a nimbus and wire them to each other.
+
+    ``folder`` is its data folder, ``home`` HOME, where the local cluster's file is. Later handles
+    use earlier ones; ``stack`` closes them in the reverse order.
+    """
+    inimbus = load_inimbus(conf, folder / PLUGIN_FOLDER)
     security = Security.of(conf)
     base = open_blob_store(conf, folder)
     cluster = open_cluster(conf, folder, base)

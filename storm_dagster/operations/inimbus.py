@@ -21,6 +21,8 @@ from storm_dagster.model.strategies import STRATEGIES
 
 _log = logging.getLogger(__name__)
 _KEY = "nimbus.inimbus.class"
+PLUGIN_FOLDER = "ininumbus"
+"""Name of the plug-in's folder in nimbus's data folder: that of JStorm, in JStorm's spelling."""
 _METHODS = ("prepare", "assign_slots", "forced_scheduler")
 """Methods that a plug-in must have."""
 _lock = threading.Lock()
@@ -62,7 +64,7 @@ def load_inimbus(conf: Mapping[str, Any] | Any, directory: Path | None = None) -
     name = conf.get(_KEY)
     if not name:
         return None
-    folder = directory or home_dir() / "nimbus" / "ininumbus"
+    folder = directory or home_dir() / "nimbus" / PLUGIN_FOLDER
     with _lock:
         plugin = _plugins.get((name, str(folder)))
         if plugin is None:

@@ -109,13 +109,13 @@ def _encode_checkpoint(record: Checkpoint, odd: bool) -> bytes:
             ids=_stored_ids(record.ids, odd),
             old_ids=_stored_ids(record.old_ids, odd),
             batches=[(owner, token, _stored_ids(ids, odd)) for owner, token, ids in record.batches],
-            forgotten=[stored_key(name, odd) for name in record.forgotten],
+            forgotten=[stored_key(tuple_id, odd) for tuple_id in record.forgotten],
         )
     )
 
 
 def _stored_ids(ids: Iterable[tuple[int, Any]], odd: bool) -> list[tuple[int, Any]]:
-    return [(number, stored_key(name, odd)) for number, name in ids]
+    return [(key_hash, stored_key(tuple_id, odd)) for key_hash, tuple_id in ids]
 
 
 def join_encoded(parts: list[Any]) -> msgspec.Raw:
@@ -261,7 +261,7 @@ class Contents:
     results: dict[int, msgspec.Raw] = field(default_factory=dict)
     """Number -> tuples that a window emitted, until their trees are complete."""
     batches: dict[str, tuple[int, dict[Any, int]]] = field(default_factory=dict)
-    """Owner -> (token, ids) of the batch that it was writing to a sink.
+    """Owner -> (token, id -> hash of the grouping key) of the batch that it was writing to a sink.
 
     Only the sink knows if the batch has been written.
     """
@@ -283,7 +283,7 @@ class Contents:
         if record.full:
             self.values.clear()
             self.ids.clear()
-            self.old_ids = {key_of(name): number for number, name in record.old_ids}
+            self.old_ids = {key_of(tuple_id): key_hash for key_hash, tuple_id in record.old_ids}
             self.held.clear()
             self.results.clear()
             self.batches.clear()
@@ -322,14 +322,15 @@ class Contents:
 
         Forgotten ids are removed last, since they may be among those of the checkpoint.
         """
-        self.ids.update({key_of(name): number for number, name in record.ids})
+        self.ids.update({key_of(tuple_id): key_hash for key_hash, tuple_id in record.ids})
         self.ids = _in_parts(self.ids)
-        for name in record.forgotten:
-            self.ids.pop(key_of(name), None)
-            self.old_ids.pop(key_of(name), None)
+        for tuple_id in record.forgotten:
+            self.ids.pop(key_of(tuple_id), None)
+            self.old_ids.pop(key_of(tuple_id), None)
         for owner, token, ids in record.batches:
             if ids:
-                self.batches[owner] = (token, {key_of(name): number for number, name in ids})
+                key_hash_of = {key_of(tuple_id): key_hash for key_hash, tuple_id in ids}
+                self.batches[owner] = (token, key_hash_of)
             else:
                 self.batches.pop(owner, None)
 
@@ -341,11 +342,11 @@ class Contents:
         yield Checkpoint(full=True, windows=self.windows)
         # The older generation is added like new ids, and then becomes the older one.
         for part in _parts(self.old_ids.items()):
-            yield Checkpoint(ids=[(number, name) for name, number in part])
+            yield Checkpoint(ids=[(key_hash, tuple_id) for tuple_id, key_hash in part])
         if self.old_ids:
             yield Checkpoint(rotated=True)
         for part in _parts(self.ids.items()):
-            yield Checkpoint(ids=[(number, name) for name, number in part])
+            yield Checkpoint(ids=[(key_hash, tuple_id) for tuple_id, key_hash in part])
         for part in _parts(self.values.items()):
             values = part
             if not self.encoded:
@@ -355,8 +356,8 @@ class Contents:
             yield Checkpoint(held=[(number, owner, raw) for number, (owner, raw) in part])
         for part in _parts(self.results.items()):
             yield Checkpoint(results=part)
-        for owner, (token, names) in self.batches.items():
-            ids = [(number, name) for name, number in names.items()]
+        for owner, (token, key_hash_of) in self.batches.items():
+            ids = [(key_hash, tuple_id) for tuple_id, key_hash in key_hash_of.items()]
             yield Checkpoint(batches=[(owner, token, ids)])
 
 

@@ -356,20 +356,21 @@ class _TopologyCheck:
         last = self._last
         generation = self._assignment_at.version
         placed = _first_seen(generation, last.assignment if last else None, self._now)
-        beats_at = self._topology.beats_at
-        beats_zxid = beats_at.mzxid if beats_at else -1
-        beats = _first_seen(beats_zxid, last.beats if last else None, self._now)
+        record_at = self._topology.beats_at
+        record_zxid = record_at.mzxid if record_at else -1
+        master_record = _first_seen(record_zxid, last.beats if last else None, self._now)
         same_generation = last is not None and last.assignment.value == generation
-        missing = self._missing(same_generation)
-        memory = TopologyMemory(placed, beats, missing, self._never_ran())
-        # After both, which fill ``_judged``. The dead tasks in the record of a topology master that
-        # is silent are out of date.
-        if not self._master_silent(memory):
-            self._dead_tasks()
-        self._unassigned()
-        return replace(memory, room=self._room(memory))
+        missing = self._check_missing(same_generation)
+        starting = self._check_starting()
+        memory = TopologyMemory(placed, master_record, missing, starting)
+        # Both checks filled ``_judged``, which the next one reads. The dead tasks in the record of
+        # a topology master that is silent are out of date.
+        if not self._check_master(memory):
+            self._check_dead_tasks()
+        self._check_unassigned()
+        return replace(memory, room=self._check_free_room(memory))
 
-    def _missing(self, same_generation: bool) -> dict[str, MissingSlot]:
+    def _check_missing(self, same_generation: bool) -> dict[str, MissingSlot]:
         """Check the workers without a process; return them by ``"node:port"``.
 
         ``same_generation``: the last check was of this generation of the assignment.
@@ -384,8 +385,7 @@ class _TopologyCheck:
             # The newest start among its tasks rises with every placement of a task there.
             started = max((starts.get(task, 0) for task in worker.ids), default=0)
             if slot is None or slot.started != started:
-                # A slot that was not missing at the last check of the same generation was alive
-                # then.
+                # If the last check of the same generation did not miss it, it was alive then.
                 was_alive = same_generation and slot is None
                 slot = MissingSlot(since=self._now, gone=was_alive, started=started)
             missing[key] = slot
@@ -399,7 +399,7 @@ class _TopologyCheck:
                 self._add(kind, worker, worker.ids, since=since)
         return missing
 
-    def _never_ran(self) -> dict[str, StartingWorker]:
+    def _check_starting(self) -> dict[str, StartingWorker]:
         """Check the workers that do not run all their tasks yet; return them by ``"node:port"``.
 
         One that takes longer than the launch window is a cause.
@@ -421,7 +421,7 @@ class _TopologyCheck:
                 self._add("never_ran", worker, worker.ids, token, start.since)
         return starting
 
-    def _master_silent(self, memory: TopologyMemory) -> bool:
+    def _check_master(self, memory: TopologyMemory) -> bool:
         """True if the worker of the topology master has a cause, or gets one now.
 
         A worker that lives is replaced if the topology master's record does not change for too
@@ -456,7 +456,7 @@ class _TopologyCheck:
                 return worker
         return None
 
-    def _dead_tasks(self) -> None:
+    def _check_dead_tasks(self) -> None:
         """Replace workers with tasks that the topology master reports as dead."""
         dead = self._topology.dead_tasks
         for worker in self._assignment.workers:
@@ -465,7 +465,7 @@ class _TopologyCheck:
             if not dead.isdisjoint(worker.ids):
                 self._add("dead_task", worker, worker.ids)
 
-    def _unassigned(self) -> None:
+    def _check_unassigned(self) -> None:
         """Add tasks without a slot, once the cluster has a free one."""
         if self._topology.tasks is None:
             return
@@ -476,7 +476,7 @@ class _TopologyCheck:
         if without and self._check.free_slots:
             self._add("unassigned", None, without)
 
-    def _room(self, memory: TopologyMemory) -> FirstSeen | UnsetType:
+    def _check_free_room(self, memory: TopologyMemory) -> FirstSeen | UnsetType:
         """Check for too few workers; return ``TopologyMemory.room``.
 
         Tasks are spread once slots were free for longer than a host may come and go. They are not
@@ -491,8 +491,8 @@ class _TopologyCheck:
         workers = min(missing_workers, self._check.free_slots)
         if workers < 1 or base.status not in STEADY or memory.missing or memory.starting:
             return UNSET
-        room = _first_seen(workers, self._last.room if self._last else None, self._now)
-        ready_at = room.since + self._check.limits.window_secs
+        free_room = _first_seen(workers, self._last.room if self._last else None, self._now)
+        ready_at = free_room.since + self._check.limits.window_secs
         # Version 0 is the first placement: no task has been moved.
         if memory.assignment.value:
             ready_at = max(ready_at, memory.assignment.since + SPREAD_PAUSE_SECS)
@@ -500,7 +500,7 @@ class _TopologyCheck:
             self._check.deadlines.append(ready_at)
         else:
             self._add("too_few_workers", None, ())
-        return room
+        return free_room
 
     def _is_over(
         self, since: float, limit: float, worker: WorkerSlot, problem: str | None = None

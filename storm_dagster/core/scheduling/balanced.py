@@ -105,7 +105,7 @@ class Balanced(Strategy):
         The selectors choose a worker for each of the others.
         """
         about = assignment.about
-        component = assignment.executors.component
+        component_at = assignment.executors.component
         requested = assignment.grants.requested
         unassigned = assignment.grants.unassigned(assignment.history.needed)
         slots = assignment.slots
@@ -113,7 +113,9 @@ class Balanced(Strategy):
         open_workers: list[FilledWorker] = []
         for slot, worker in zip(slots, workers, strict=True):
             if slot.role == "master":
-                masters = [p for p in unassigned if component[p] == about.master]
+                masters = [
+                    position for position in unassigned if component_at[position] == about.master
+                ]
                 worker.put(masters[0], about.master, Reason.MASTER)
                 unassigned = [position for position in unassigned if position != masters[0]]
                 continue
@@ -122,7 +124,7 @@ class Balanced(Strategy):
                 request = requested[slot.ref]
                 reason = Reason.OLD if request.slot.old else Reason.USER
                 for position in request.holds:
-                    worker.put(position, component[position], reason)
+                    worker.put(position, component_at[position], reason)
         # Only requested executors are in the workers yet: those that stay count as unassigned.
         sizes = [len(worker.positions) for worker in open_workers]
         share, remainder = fair_share(sizes, len(unassigned))
@@ -131,13 +133,13 @@ class Balanced(Strategy):
         staying: set[int] = set()
         for index, positions in stays.items():
             for position in positions:
-                workers[index].put(position, component[position], Reason.STAYS)
+                workers[index].put(position, component_at[position], Reason.STAYS)
             staying.update(positions)
             remainder -= len(positions) > share
         if staying:
             unassigned = [position for position in unassigned if position not in staying]
         selector = WorkerSelector(open_workers, share, remainder, about.related, about.system)
-        selector.place(unassigned, component, apart)
+        selector.place(unassigned, component_at, apart)
         for slot, worker in zip(slots, workers, strict=True):
             memory = 0
             cpu = 0
@@ -305,18 +307,23 @@ def _choose_master(slots: list[AllocatedSlot]) -> None:
 
 
 def _apart(assignment: TaskAssignment, workers: Sequence[FilledWorker]) -> dict[int, set[str]]:
-    """Component that must be apart -> supervisors that hold one of it already."""
-    component = assignment.executors.component
-    apart: dict[int, set[str]] = {kind: set() for kind in assignment.about.differ}
+    """Component with ``task.on.differ.node`` -> its supervisors before the selectors choose.
+
+    They have its executors in an old worker that is not ``LOST``, or in ``workers``, which hold
+    only requested executors yet.
+    """
+    component_at = assignment.executors.component
+    apart: dict[int, set[str]] = {component: set() for component in assignment.about.differ}
     if not apart:
         return {}
     for old in assignment.history.old:
         if old.state == LOST:
             continue
         for position in old.holds:
-            if component[position] in apart:
-                apart[component[position]].add(old.node)
+            component = component_at[position]
+            if component in apart:
+                apart[component].add(old.node)
     for worker in workers:
-        for kind in apart.keys() & worker.counts.keys():
-            apart[kind].add(worker.node)
+        for component in apart.keys() & worker.counts.keys():
+            apart[component].add(worker.node)
     return apart

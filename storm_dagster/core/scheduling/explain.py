@@ -69,7 +69,7 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
         return None
     event = event_of(topology)
     about = event.about
-    component = event.executors.component
+    component_at = event.executors.component
     position_of: dict[int, int] = {}
     for position, tasks in enumerate(event.executors.tasks()):
         position_of.update(dict.fromkeys(tasks, position))
@@ -81,8 +81,12 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
 
     def rank(position: int) -> tuple[bool, bool, int]:
         """Order in which :meth:`WorkerSelector.place` places executors."""
-        kind = component[position]
-        return (kind not in apart, kind not in apart and kind in about.system, position)
+        component = component_at[position]
+        return (
+            component not in apart,
+            component not in apart and component in about.system,
+            position,
+        )
 
     # As in the placement: executors that stay are unassigned when the share is computed, and a
     # worker that they fill above the share uses up one of the remainder.
@@ -95,12 +99,12 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
             remainder -= 1
     selector = WorkerSelector(workers, share, remainder, about.related, about.system)
     earlier = [position for position in chosen if rank(position) < rank(task_position)]
-    selector.place(sorted(earlier), component, apart)
-    kind = component[task_position]
-    if kind in apart:
-        keys = sorted(selector.apart_keys(kind, apart[kind]))
+    selector.place(sorted(earlier), component_at, apart)
+    component = component_at[task_position]
+    if component in apart:
+        keys = sorted(selector.apart_keys(component, apart[component]))
     else:
-        keys = sorted(selector.open_keys(kind))
+        keys = sorted(selector.open_keys(component))
     if not keys or keys[0][-1] != chosen.get(task_position):
         # The repetition chooses another worker: the placement is of another state.
         return None
@@ -115,18 +119,22 @@ def _apart(
     position_of: Mapping[int, int],
     workers: list[FilledWorker],
 ) -> dict[int, set[str]]:
-    """Component that must be apart -> supervisors that hold one of it already."""
-    component = event.executors.component
-    apart: dict[int, set[str]] = {kind: set() for kind in event.about.differ}
+    """Component with ``task.on.differ.node`` -> its supervisors before the first choice.
+
+    ``workers`` (:func:`_start`) have what was put into them before. Of the other workers of
+    ``placement``, the finished result, only tasks that the event left alone were there before.
+    """
+    component_at = event.executors.component
+    apart: dict[int, set[str]] = {component: set() for component in event.about.differ}
     for worker in placement.workers:
         for task in worker.ids:
-            kind = component[position_of[task]]
+            component = component_at[position_of[task]]
             reason = REASONS.get(placement.reasons[task])
-            if kind in apart and reason in (Reason.KEPT, Reason.UNSTOPPED):
-                apart[kind].add(worker.node)
+            if component in apart and reason in (Reason.KEPT, Reason.UNSTOPPED):
+                apart[component].add(worker.node)
     for filled in workers:
-        for kind in apart.keys() & filled.counts.keys():
-            apart[kind].add(filled.node)
+        for component in apart.keys() & filled.counts.keys():
+            apart[component].add(filled.node)
     return apart
 
 
@@ -144,7 +152,7 @@ def _start(
     index of the worker that was chosen for it.
     """
     by_slot = {worker.slot.key: worker for worker in placement.workers}
-    component = event.executors.component
+    component_at = event.executors.component
     slots: list[str] = []
     workers: list[FilledWorker] = []
     unassigned = 0
@@ -160,7 +168,7 @@ def _start(
         worker = FilledWorker(by_slot[slot].node)
         for position, reason in reason_of.items():
             if reason is not None and reason in (Reason.USER, Reason.OLD, Reason.STAYS):
-                worker.put(position, component[position], reason)
+                worker.put(position, component_at[position], reason)
             elif reason in by_chain:
                 chosen[position] = len(workers)
             if reason not in (Reason.USER, Reason.OLD):

@@ -52,7 +52,9 @@ def check_confs(
 ) -> tuple[dict[str, Any], TopologySpec, list[str]]:
     """Check every conf of a submission; return (conf, topology, warnings).
 
-    Raises :class:`InvalidTopology` for a wrong conf.
+    ``document`` is the submission's conf, ``source`` its name in messages, ``unknown`` that of
+    :func:`validate_conf`, which also cleans the returned conf and the topology's own. Components
+    keep theirs as submitted. Raises :class:`InvalidTopology` for a wrong conf.
     """
     conf, warnings = validate_conf(document, source=source, unknown=unknown, submitted=True)
     topology_conf, topology_warnings = validate_conf(
@@ -61,6 +63,7 @@ def check_confs(
     warnings.extend(topology_warnings)
     for component_id, kind, part in spec.components():
         part_source = f"conf of {kind} {component_id!r}"
+        # Only checked: the component's conf stays as submitted.
         _, part_warnings = validate_conf(
             part.conf, source=part_source, unknown=unknown, submitted=True
         )

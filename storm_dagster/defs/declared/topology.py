@@ -203,13 +203,16 @@ def workers_markdown(
 ) -> dg.MarkdownMetadataValue:
     """A table with a row for each worker, which links to its log.
 
-    ``services``: supervisor id -> its HTTP service.
+    ``document`` is that of :func:`show_document`, ``services`` maps a supervisor id to the URL of
+    its HTTP service, if it has one. Of more than :data:`MAX_LOGS` workers the last row has the
+    number of the rest.
     """
     rows = ["| worker | pid | tasks | code |", "|---|---|---|---|"]
     for worker in document["workers"][:MAX_LOGS]:
         service = services.get(worker["node"])
         link = log_link(document["id"], worker["host"], worker["port"], service)
         tasks = encode_ranges(worker["tasks"])
+        # The start of the hash of its code; empty without a process.
         code = str(worker["version"] or "")[:16]
         rows.append(f"| {link} | {worker['pid'] or 'none'} | {tasks} | {code} |")
     if len(document["workers"]) > MAX_LOGS:

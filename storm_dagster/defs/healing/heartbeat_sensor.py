@@ -324,8 +324,8 @@ class _Tick:
         """Restarts of all polls of the tick, to observe."""
         self.recovered: list[Recovery] = []
         """Recoveries of all polls of the tick, to observe."""
-        self.alarm: str | None = None
-        """The alarm at the end of the former tick."""
+        self.former_alarm: str | None = None
+        """The alarm at the end of the former tick; ``memory.alarm`` is the current one."""
         self.text = "the cluster was not seen"
         """Summary of the last poll."""
         self.causes: list[str] = []
@@ -338,7 +338,7 @@ class _Tick:
         the result of the last poll, and the changes of all polls, also after an error.
         """
         self.memory = self.cursor.load(watch.cluster)
-        self.alarm = self.memory.alarm
+        self.former_alarm = self.memory.alarm
         self.is_loaded = True
         while True:
             result = self.poll(watch)
@@ -360,7 +360,7 @@ class _Tick:
             watch.publish_alarm(result.memory.alarm)
             remaining_secs = deadline - time.monotonic()
             # An alarm, and its end, end the tick, so that they are shown at once.
-            is_alarm_changed = (result.memory.alarm is None) != (self.alarm is None)
+            is_alarm_changed = (result.memory.alarm is None) != (self.former_alarm is None)
             if result.requests or remaining_secs <= 0 or is_alarm_changed:
                 return result.requests
             check_secs = result.next_check - boot_clock()
@@ -449,6 +449,12 @@ def build_heartbeat_sensor(
     def heartbeat_sensor(
         context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
     ) -> dg.SensorResult | dg.SkipReason:
+        """One tick: run requests or the reason without one, observations and the next cursor.
+
+        If ZooKeeper is unreachable from the start, the cursor stays unchanged. If the connection is
+        lost later, the decisions from before that count.
+        """
+        # ``note`` is why the tick is short; empty if it is not.
         secs, note = tick_limit(context, tick_secs)
         deadline = time.monotonic() + secs
         tick = _Tick(name, context, LivenessLimits.from_conf(zookeeper.conf().values), names)
@@ -476,14 +482,17 @@ def build_heartbeat_sensor(
         workers_key = zookeeper.asset_key(WORKERS)
         events = restart_observations(tick.restarted, topology_key)
         events += recovery_observations(tick.recovered, topology_key, workers_key)
-        if (alarm is None) != (tick.alarm is None):
+        if (alarm is None) != (tick.former_alarm is None):
+            # An alarm began or ended.
             events.append(alarm_observation(alarm, zookeeper.asset_key(SUPERVISORS)))
         text = f"{lost}; before: {tick.text}" if lost else tick.text
+        # The code server's process lives long, and would grow by the unused pages of its ticks.
         return_free_memory()
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else dg.SkipReason(text + note),
             asset_events=events,
+            # It names the last record that was stored: after an outage that of an earlier tick.
             cursor=tick.cursor.after(tick.memory),
         )
 

@@ -242,7 +242,11 @@ def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
 
 
 def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
-    """Give a published submission the current epoch; its staged parts stay."""
+    """Repeat stage 1 of a submission that was published already.
+
+    The staged parts stay, but the part ``record`` gets the current ``epoch``, by which
+    :func:`take_over` recognizes that the stage was repeated under it.
+    """
     record = staging.read_record(ctx, token).model_copy(update={"epoch": epoch})
     conf, spec = staging.read_topology(ctx, token)
     staging.write_part(ctx, token, "record", record)

@@ -72,6 +72,25 @@ def changed_components(
     return changed | direct_senders
 
 
+def tasks_to_reopen(
+    spec: TopologySpec,
+    runners: Mapping[int, Runner],
+    former: Mapping[int, str],
+    current: Mapping[int, str],
+) -> list[int]:
+    """Return the tasks of ``runners`` whose component is in :func:`changed_components`.
+
+    ``former`` (empty before the first placement) and ``current`` are task -> component. Ackers and
+    the topology master stay open: they have no component whose ``initialize`` reads the tasks.
+    """
+    changed = changed_components(spec, former, current)
+    return [
+        task
+        for task, runner in runners.items()
+        if runner.kind != "system" and runner.component in changed
+    ]
+
+
 def close_runners(runners: Sequence[Runner], until: float, *, retire: bool) -> None:
     """Close tasks in this order; a running thread delays its own task.
 

@@ -38,10 +38,10 @@ from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import LOST, Tree
 from storm_dagster.worker.engine.acks import AckExchange
 from storm_dagster.worker.engine.creation import (
-    changed_components,
     close_runners,
     make_runner,
     senders_first,
+    tasks_to_reopen,
 )
 from storm_dagster.worker.engine.pressure import Loads, Pressure
 from storm_dagster.worker.engine.reports import task_report
@@ -129,7 +129,10 @@ class NativeEngine:
             address.rpartition(":")[0] for address in placement.addresses.values()
         )
         self.close_tasks(self.runners.keys() - placement.open)
-        self.close_tasks(self._tasks_to_reopen(previous, placement), reopen=True)
+        former = previous.components if previous is not None else {}
+        self.close_tasks(
+            tasks_to_reopen(self.spec, self.runners, former, placement.components), reopen=True
+        )
         must_rewire = self._must_rewire(previous, placement)
         if self.transport is not None:
             peer_slots = {slot for slot in placement.slots.values() if slot != self.slot}
@@ -178,16 +181,6 @@ class NativeEngine:
             else:
                 for tup in tuples:
                     self.shared.ledger.fail(tup, LOST)
-
-    def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
-        """Open tasks for which :func:`changed_components` has their component."""
-        former = previous.components if previous is not None else {}
-        changed = changed_components(self.spec, former, placement.components)
-        return [
-            task
-            for task, runner in self.runners.items()
-            if runner.kind != "system" and runner.component in changed
-        ]
 
     def _open(self, task: int) -> None:
         """Create the runner of a task. :meth:`_start_tasks` initializes its component."""

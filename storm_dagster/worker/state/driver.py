@@ -57,11 +57,17 @@ class StateDriver:
         grouped by fields.
         """
         self._id_at = self._id_places(self.by_fields)
-        """See :meth:`_id_places`."""
+        """(component, stream) -> (indices of the id's fields, indices of the grouping fields).
+
+        Empty without a message id.
+        """
         self.log = log
         is_divided = log.division.by_key and log.division.tasks > 1
         self._group_at = self.by_fields if self.by_fields and is_divided else {}
-        """As :attr:`by_fields`, for the check if a tuple is another task's; empty without need."""
+        """As :attr:`by_fields`, if keys are divided over several tasks; else empty.
+
+        By it :meth:`apply` checks if a tuple belongs to this task.
+        """
         if log.older:
             error = Unavailable(
                 f"task {runner.task_id} ({runner.component}) continues with older state than it "
@@ -74,46 +80,59 @@ class StateDriver:
             bolt._sink_batches = SinkBatches(self)
         self.pending_acks: list[Tuple] = []
         """Acks deferred to the next checkpoint."""
-        self._process = bolt.process
-        """Method of the component, which :meth:`apply` replaces below."""
-        # By default no call: a replayed tuple of a windowed bolt is in its windows.
-        self._process_again: Callable[[Tuple], None] = getattr(
-            bolt, "process_again", lambda tup: None
-        )
-        self._auto_acks = bolt.auto_ack and not getattr(bolt, "_gathers", False)
-        """True if a tuple is acked when ``process`` returns."""
-        collector = bolt._bound()
-        self._ack: Callable[[Tuple], None] = collector.ack
-        # From here on, the bolt's acks and the worker's `process` calls go through this driver.
-        collector.ack = self.defer_ack  # type: ignore[method-assign]
-        collector.ack_all = self._defer_acks  # type: ignore[method-assign]
-        self._fail: Callable[..., None] = collector.fail
-        collector.fail = self.fail  # type: ignore[method-assign]
-        bolt.process = self.apply  # type: ignore[method-assign]
-        self._ids: dict[Any, tuple[int, Any]] = {}
-        """Id -> (hash of the grouping key, encoded id), since the last checkpoint."""
+        self._take_over(bolt)
         self._hashed: tuple[Tuple | None, int] = (None, 0)
         """The newest tuple whose grouping key was hashed, and the hash."""
         self._rejected: Tuple | None = None
         """The tuple that the bolt failed last."""
-        self._generation_ms = remember_secs(runner.conf) * 1000
-        """Time in which one generation of ids is collected (``Contents.rotate_ids``)."""
-        self._rotate_ids_at = runner.shared.now_ms() + self._generation_ms
-        """Time at which the next generation begins, and the one before the current is forgotten."""
-        self._forgotten: MutableMapping[Any, int] = {}
-        """Ids that are no longer remembered. They are freed in parts, since all in one pass would
-        stop the loop.
-        """
+        self._init_ids()
         interval_ms = float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000)
         self._interval = interval_ms / 1000
         """Seconds after which a task that is never idle takes a checkpoint."""
         self._saved_at = time.monotonic()
-        """Time of the last checkpoint, or of the opening."""
+        """Monotonic clock of the last checkpoint, or of the opening."""
         self._failed = False
         """True if the task has crashed: there are no further checkpoints."""
         self._saving = False
         """True between a checkpoint and the last of its acks. These are no longer in
         :attr:`pending_acks` then, and :meth:`has_pending_acks` is called by other threads.
+        """
+
+    def _take_over(self, bolt: StatefulBolt | WindowedBolt) -> None:
+        """Replace methods of the bolt: its acks and the worker's calls come to this driver first.
+
+        The replaced methods are kept, for this driver to call.
+        """
+        self._process = bolt.process
+        # A windowed bolt without it needs no call: a tuple that was applied is in its windows.
+        self._process_again: Callable[[Tuple], None] = getattr(
+            bolt, "process_again", lambda tup: None
+        )
+        """Called instead of ``process`` for a tuple whose id was applied before."""
+        # A gathering bolt (``GatheringBolt``) acks its tuples later itself.
+        self._auto_acks = bolt.auto_ack and not getattr(bolt, "_gathers", False)
+        """True if a tuple is acked when ``process`` returns."""
+        collector = bolt._bound()
+        self._ack: Callable[[Tuple], None] = collector.ack
+        self._fail: Callable[..., None] = collector.fail
+        collector.ack = self.defer_ack  # type: ignore[method-assign]
+        collector.ack_all = self._defer_acks  # type: ignore[method-assign]
+        collector.fail = self.fail  # type: ignore[method-assign]
+        bolt.process = self.apply  # type: ignore[method-assign]
+
+    def _init_ids(self) -> None:
+        """Set the fields with the ids of applied tuples, and when they are forgotten."""
+        self._ids: dict[Any, tuple[int, Any]] = {}
+        """Id -> (hash of the grouping key, id), since the last checkpoint."""
+        self._generation_ms = remember_secs(self.runner.conf) * 1000
+        """Time in which one generation of ids is collected (``Contents.rotate_ids``)."""
+        # By the worker's clock, as the message timeouts that it is derived from: the test harness
+        # simulates that clock.
+        self._rotate_ids_at = self.runner.shared.now_ms() + self._generation_ms
+        """Time at which the next generation begins, and the one before the current is forgotten."""
+        self._forgotten: MutableMapping[Any, int] = {}
+        """Ids that are no longer remembered. They are freed in parts, since all in one pass would
+        stop the loop.
         """
 
     def _id_places(
@@ -175,8 +194,10 @@ class StateDriver:
             return
         self.state._begin()
         contents = self.log.contents
-        name = self.id_of(tup)
-        is_applied = name is not None and (name in contents.ids or name in contents.old_ids)
+        tuple_id = self.id_of(tup)
+        is_applied = tuple_id is not None and (
+            tuple_id in contents.ids or tuple_id in contents.old_ids
+        )
         try:
             if is_applied:
                 self._process_again(tup)
@@ -218,10 +239,10 @@ class StateDriver:
         # A key with a value is this task's; a look-up is much faster than the hash of the key.
         if key.__class__ in _MAP_KEY_TYPES and key in self.log.contents.values:
             return False
-        number = stable_hash(key)
-        owner = number % self.log.division.tasks
+        key_hash = stable_hash(key)
+        owner = key_hash % self.log.division.tasks
         if owner == self.log.index:
-            self._hashed = (tup, number)
+            self._hashed = (tup, key_hash)
             return False
         task = self.runner.context.component_tasks(self.runner.component)[owner]
         self.runner.call_in_loop(lambda: self.runner.shared.redirect(tup, task))
@@ -245,18 +266,18 @@ class StateDriver:
         same call; another copy of that tuple fails for the same reason. ``InvalidRequest`` if the
         id cannot be saved.
         """
-        name = self.id_of(tup)
-        if name is not None and name in self.state.refused:
-            first, reason = self.state.refused[name]
+        tuple_id = self.id_of(tup)
+        if tuple_id is not None and tuple_id in self.state.refused:
+            first, reason = self.state.refused[tuple_id]
             if tup is not first:
                 self._fail(tup, reason)
             return
-        if name is not None:
-            number = self.key_hash(tup)
+        if tuple_id is not None:
+            key_hash = self.key_hash(tup)
             # Checked here: an id that cannot be saved fails its tuple, not the whole checkpoint.
-            stored_key(name)
-            self._ids[name] = (number, name)
-            self.log.contents.ids[name] = number
+            stored_key(tuple_id)
+            self._ids[tuple_id] = (key_hash, tuple_id)
+            self.log.contents.ids[tuple_id] = key_hash
         self.pending_acks.append(tup)
 
     def fail(self, tup: Tuple, reason: Any = None) -> None:
@@ -273,9 +294,9 @@ class StateDriver:
         """Undo :meth:`defer_ack` of a tuple whose ``process`` raised."""
         if tup in self.pending_acks:
             self.pending_acks.remove(tup)
-            name = self.id_of(tup)
-            self._ids.pop(name, None)
-            self.log.contents.ids.pop(name, None)
+            tuple_id = self.id_of(tup)
+            self._ids.pop(tuple_id, None)
+            self.log.contents.ids.pop(tuple_id, None)
 
     def key_hash(self, tup: Tuple) -> int:
         """Return the hash of the grouping key of a tuple that has an id."""
@@ -291,9 +312,9 @@ class StateDriver:
 
         0 if state is not divided by key.
         """
-        hashed_tuple, number = self._hashed
+        hashed_tuple, key_hash = self._hashed
         if hashed_tuple is tup:
-            return number
+            return key_hash
         if self.by_fields is None:
             return 0
         return self._key_hash(tup, self.by_fields[(tup.component, tup.stream)])

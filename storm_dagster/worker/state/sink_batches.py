@@ -77,18 +77,22 @@ class SinkBatches:
 
         If it is written, its ids count as applied. False if that could not be saved.
         """
-        token, names = self._log.contents.batches[owner]
-        ids = [(number, name) for name, number in names.items()] if written else []
-        return self._append(Checkpoint(ids=ids, batches=[(owner, token, [])]))
+        token, key_hash_of = self._log.contents.batches[owner]
+        applied: list[tuple[int, Any]] = []
+        if written:
+            applied = [(key_hash, tuple_id) for tuple_id, key_hash in key_hash_of.items()]
+        # A batch without ids removes the owner's batch.
+        return self._append(Checkpoint(ids=applied, batches=[(owner, token, [])]))
 
     def id_of(self, tup: Tuple) -> Any:
-        """Return the id of a tuple.
+        """Return the id of a tuple; ``None`` without one.
 
         ``InvalidRequest`` if it cannot be saved.
         """
-        name = self._driver.id_of(tup)
-        stored_key(name)
-        return name
+        tuple_id = self._driver.id_of(tup)
+        # Only for its error.
+        stored_key(tuple_id)
+        return tuple_id
 
     def ack_unapplied(self, tup: Tuple) -> None:
         """Ack a tuple at the next checkpoint.

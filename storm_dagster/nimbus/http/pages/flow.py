@@ -101,7 +101,9 @@ class TopologyFlow:
     def picture(self, focus: str, link: Callable[[str], str] | None) -> str:
         """The graph as SVG; components are links to ``link(name)``, if it is given.
 
-        The streams between two components are one edge.
+        The streams between two components are one edge. Of a topology with more than
+        :data:`_MAX_DRAWN` components only the surroundings of one are drawn: of ``focus``, or of
+        the one that :meth:`center` chooses if ``focus`` is empty.
         """
         center = self.center(focus)
         names: Collection[str] = self.rows.keys()
@@ -115,8 +117,10 @@ class TopologyFlow:
             for name in self.rows
             if name in names
         ]
+        # graph_picture omits the edges of components that are not drawn.
         edges: list[DrawnEdge] = []
         for (source, target), rate in rates.items():
+            # A slow component holds its senders back only while tuples wait for it.
             is_slow = target in self._slow and bool(self.rows[target]["waiting"])
             edges.append(DrawnEdge(source, target, rate, is_slow))
         title = f"Components of {self._topology.name} and what flows between them"
