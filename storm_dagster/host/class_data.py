@@ -149,5 +149,7 @@ def _stamp(path: Path) -> str:
 def _remove_unused(folder: Path) -> None:
     for path in folder.iterdir():
         status = path.stat()
+        if path.is_dir():
+            continue  # A Spark home, which has only links.
         if time.time() - max(status.st_atime, status.st_mtime) > _UNUSED_SECS:
             path.unlink(missing_ok=True)

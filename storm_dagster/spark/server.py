@@ -266,13 +266,24 @@ def _home_without_sources(local_dir: Path) -> Path:
 
     Spark puts that archive before the installed package, and Python compiles imports from an
     archive each time: 2.5 s of a core for each process, instead of 1.0.
+
+    All servers of this pyspark have the same home, beside their class data: a JVM maps class data
+    only if the jars still have the paths that they had when it was made. Without a cache folder the
+    home is in ``local_dir``.
     """
-    home = local_dir / "home"
+    archive = ClassData.of("spark", java_command(), spark_jars()).path
+    home = local_dir / "home" if archive is None else archive.with_suffix(".home")
     home.mkdir(parents=True, exist_ok=True)
     for part in ("bin", "sbin", "jars"):
+        target = spark_home() / part
         link = home / part
-        link.unlink(missing_ok=True)
-        link.symlink_to(spark_home() / part)
+        if link.is_symlink() and link.readlink() == target:
+            continue
+        # Atomically: another server may be starting.
+        new_link = home / f".{part}-{os.getpid()}"
+        new_link.unlink(missing_ok=True)
+        new_link.symlink_to(target)
+        os.replace(new_link, link)
     return home
 
 
