@@ -134,6 +134,12 @@ class _PinnedSession(NamedTuple):
     session: "SparkSession"
 
 
+_SMALL_TASKS = 10_000
+"""Largest number of tasks for which Spark's optimizations of large queries cost more than they
+save.
+"""
+
+
 @dataclass(eq=False)
 class ConnectPlanner:
     """Planner over Spark Connect, in the pinned session.
@@ -190,6 +196,7 @@ class ConnectPlanner:
             session_id = pinned_id(self.ids, gone=gone)
             try:
                 session = self._attach(session_id)
+                _choose_optimizations(session, batch)
                 session_secs = time.monotonic() - started
                 result = plan_with_spark(session, batch)
                 return result.model_copy(update={"session_secs": session_secs})
@@ -222,6 +229,19 @@ class ConnectPlanner:
         _ship_package(session, self.remote)
         self._session = _PinnedSession(session_id, session)
         return session
+
+
+def _choose_optimizations(session: "SparkSession", batch: PlacementBatch) -> None:
+    """Switch the optimizations of large queries on or off, for the size of the batch.
+
+    For a small batch, Spark compiles Java code and plans stages anew for longer than the job runs:
+    without both, a placement takes 0.2 s instead of 0.3 s. The setting is the pinned session's,
+    which other processes use as well, so it is set each time.
+    """
+    tasks = sum(len(topology.tasks) for topology in batch.topologies)
+    is_large = tasks > _SMALL_TASKS
+    for key in ("spark.sql.codegen.wholeStage", "spark.sql.adaptive.enabled"):
+        session.conf.set(key, str(is_large).lower())
 
 
 def _ship_package(session: "SparkSession", remote: str) -> None:
