@@ -53,6 +53,29 @@ class OperationStatus:
         }
 
 
+STARTING = "STARTING"
+"""Status of a topology that is being submitted, for Storm's clients: JStorm's word for a task that
+does not run yet.
+"""
+
+
+@dataclass(frozen=True)
+class StartingTopology:
+    """A topology that is being submitted: it has an id and no tasks yet."""
+
+    id: str
+    name: str
+    token: str
+    started_secs: int
+    """Epoch seconds at which its submission was accepted; 0: a former release wrote the record."""
+    owner: str = ""
+    """User who submits it; empty in a cluster without authentication."""
+
+    def uptime_secs(self, now_secs: int) -> int:
+        """Seconds since its submission was accepted, at ``now_secs`` (epoch seconds)."""
+        return max(0, now_secs - self.started_secs) if self.started_secs else 0
+
+
 @dataclass
 class OpenOperations:
     """Reader of the records of operations that have not ended.
@@ -93,6 +116,18 @@ class OpenOperations:
         return records
 
 
+def starting_topologies(records: OpenOperations, state: ClusterState) -> list[StartingTopology]:
+    """Topologies that are being submitted, by their records alone.
+
+    Read the topologies afterwards: one that is published in between is then among those.
+    """
+    return [
+        StartingTopology(record.topology_id, record.name, token, record.started_secs, record.user)
+        for token, record in records.tokens(state).items()
+        if record.verb == "submit"
+    ]
+
+
 def operations_under_way(
     ctx: OperationsContext,
     view: ClusterView | None = None,
@@ -125,7 +160,7 @@ def _submission(ctx: OperationsContext, token: str, record: TokenRecord) -> Oper
     """The submission or update of a topology that is not published."""
     staged = read_staging(ctx, token)
     run_id = "" if staged is None else staged.run
-    return _token_status(token, record, _stage_of(ctx, token, record), run_id)
+    return _token_status(token, record, stage_of_submission(ctx, token, record), run_id)
 
 
 def read_staging(ctx: OperationsContext, token: str) -> StagingRecord | None:
@@ -152,7 +187,7 @@ def _token_status(token: str, record: TokenRecord, step: str, run_id: str) -> Op
     )
 
 
-def _stage_of(ctx: OperationsContext, token: str, record: TokenRecord) -> str:
+def stage_of_submission(ctx: OperationsContext, token: str, record: TokenRecord) -> str:
     """The first stage that has not ended, of a topology that is not published."""
     # A blob that each of the first four stages writes at its end.
     last_keys = (
