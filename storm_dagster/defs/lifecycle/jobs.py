@@ -26,6 +26,7 @@ from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
+from storm_dagster.model.records import TopologyStatus
 from storm_dagster.model.requests import parse_workers
 from storm_dagster.model.verbs import VERBS, RunEffect, Verb
 from storm_dagster.operations.context import OperationsContext, topology_by_name
@@ -82,7 +83,13 @@ class _VerbRun:
         for five minutes; :class:`Unavailable` if it stays in the queue that this run occupies.
         """
         view = self.ops.cluster.load_view()
-        previous = topology_by_name(view, self.config.name).base.status
+        previous: TopologyStatus | None = None
+        try:
+            previous = topology_by_name(view, self.config.name).base.status
+        except NotAlive:
+            # A kill cancels a submission, too: the leader knows if one is under way.
+            if self.verb.effect != "removed":
+                raise
         with self.nimbus.client() as client:
             change = change_topology(
                 client,
