@@ -12,12 +12,9 @@ from storm_dagster.model.dagster_names import STAGES
 from storm_dagster.model.errors import Conflict, Fenced, NotAlive
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
-from storm_dagster.operations.read.under_way import (
-    OpenOperations,
-    operations_under_way,
-    starting_topologies,
-)
+from storm_dagster.operations.read.under_way import operations_under_way
 from storm_dagster.operations.submit import submission
+from storm_dagster.operations.submit.open_tokens import OpenOperations, starting_topologies
 from storm_dagster.operations.submit.staging import (
     allocate_topology_id,
     read_token,

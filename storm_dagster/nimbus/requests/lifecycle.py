@@ -50,12 +50,12 @@ from storm_dagster.operations.live.change_records import (
 from storm_dagster.operations.live.lifecycle import LEADER_OPERATIONS
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
 from storm_dagster.operations.read.explaining import moves_document
-from storm_dagster.operations.read.under_way import (
+from storm_dagster.operations.results import LifecycleResult
+from storm_dagster.operations.submit.open_tokens import (
     STARTING,
     OpenOperations,
     starting_topologies,
 )
-from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.staging import check_token, read_token
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.operations.upgrade import UpgradeResult, check_upgrade

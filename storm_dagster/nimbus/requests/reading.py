@@ -34,12 +34,8 @@ from storm_dagster.operations.read.explaining import (
     local_state_problems,
     problems,
 )
-from storm_dagster.operations.read.under_way import (
-    OpenOperations,
-    OperationStatus,
-    StartingTopology,
-    operations_under_way,
-)
+from storm_dagster.operations.read.under_way import OperationStatus, operations_under_way
+from storm_dagster.operations.submit.open_tokens import OpenOperations, StartingTopology
 from storm_dagster.security.settings import Security
 
 _VIEW_SECS = 0.2

@@ -8,7 +8,7 @@ from typing import Any
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.operations.read.under_way import (
+from storm_dagster.operations.submit.open_tokens import (
     OpenOperations,
     StartingTopology,
     starting_topologies,

@@ -33,7 +33,7 @@ from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.log_levels import level_change
-from storm_dagster.operations.read.under_way import StartingTopology
+from storm_dagster.operations.submit.open_tokens import StartingTopology
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 """Names of users, as Linux permits them."""

@@ -22,7 +22,7 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, i32, worker_summary
-from storm_dagster.operations.read.under_way import StartingTopology
+from storm_dagster.operations.submit.open_tokens import StartingTopology
 
 _NO_ERRORS = 1
 _ONE_ERROR = 2

@@ -17,7 +17,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
-from storm_dagster.operations.read.under_way import STARTING, StartingTopology
+from storm_dagster.operations.submit.open_tokens import STARTING, StartingTopology
 
 _MAX_I32 = 2**31 - 1
 

@@ -11,13 +11,13 @@ from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.records import encode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.read.under_way import (
+from storm_dagster.operations.results import CancelledSubmission
+from storm_dagster.operations.steps import operation
+from storm_dagster.operations.submit.open_tokens import (
     OpenOperations,
     read_staging,
     stage_of_submission,
 )
-from storm_dagster.operations.results import CancelledSubmission
-from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.staging import read_token
 from storm_dagster.operations.submit.sweeping import DELETE_BLOBS, delete_blobs
 from storm_dagster.operations.transactions import commit, epoch_is_over, retry_on_conflict

@@ -31,7 +31,7 @@ from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_se
 from storm_dagster.nimbus.http.storm.parameters import READ_ERRORS, IncludeSystem, TopologyId
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.operations.read.under_way import STARTING, StartingTopology
+from storm_dagster.operations.submit.open_tokens import STARTING, StartingTopology
 
 _GUARANTEES = (
     "memoryGuarantee",

@@ -5,7 +5,7 @@ from typing import Any
 from storm_dagster.core.snapshot.windows import WINDOWS
 from storm_dagster.nimbus.http.storm.cluster_pages import starting_row
 from storm_dagster.nimbus.http.storm.formats import format_fixed, window_hint
-from storm_dagster.operations.read.under_way import StartingTopology
+from storm_dagster.operations.submit.open_tokens import StartingTopology
 
 
 def starting_page(topology: StartingTopology, window: str, version: str) -> dict[str, Any]:
