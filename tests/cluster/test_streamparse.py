@@ -188,8 +188,12 @@ def test_sparse_lists_and_kills_a_topology_while_it_is_submitted(
 
 
 def rows_of(printed: str) -> list[dict[str, str]]:
-    """The rows of a table that streamparse prints, whose cells are broken over several lines."""
-    lines = [line for line in printed.splitlines() if line.startswith(("|", "+"))]
+    """The rows of streamparse's list, whose cells are broken over several lines.
+
+    Of several topologies a first table has the values that all have in common.
+    """
+    _, _, table = printed.rpartition("# Topology-specific values")
+    lines = [line for line in table.splitlines() if line.startswith(("|", "+"))]
     rows: list[list[str]] = [[]]
     for line in lines:
         if line.startswith("+"):
