@@ -262,6 +262,9 @@ def _print_change(invocation: Invocation, change: Change) -> None:
         click.echo(f"would {change.planned['would']} {change.id} ({change.status})")
         _print_plan(change.planned.get("plan"))
         return
+    if change.cancelled:
+        click.echo(f"cancelled the submission of {change.cancelled}")
+        return
     topology = change.id or change.name
     status = change.status or "being changed"
     run = f" (run {change.run_id})" if change.run_id else ""

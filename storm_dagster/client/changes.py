@@ -43,6 +43,8 @@ class Change:
     """State of the upgrade (as in ``show --json``); ``None`` if none is under way."""
     conf: Mapping[str, Any] | None = None
     """Changes of the conf by new code: key -> ``{"old", "new"}``."""
+    cancelled: str = ""
+    """Submissions that a kill cancelled, for people; empty if the topology was published."""
     planned: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a dry run: ``dry_run``, ``would`` and, for a rebalance, its ``plan``."""
     token: str = ""
@@ -63,6 +65,8 @@ class Change:
             document["upgrade"] = dict(self.upgrade)
         if self.conf is not None:
             document["conf"] = dict(self.conf)
+        if self.cancelled:
+            document["cancelled"] = self.cancelled
         document.update(self.planned)
         return document
 
@@ -120,7 +124,8 @@ def change_topology(
         if "handle" in body:
             # Nothing uses the upload after a dry run.
             nimbus.request("DELETE", f"/v1/uploads/{body['handle']}")
-    elif wait:
+    elif wait and not answer.get("cancelled"):
+        # A cancelled submission has no topology to wait for.
         deadline = started + timeout + body.get("wait_secs", 0)
         topology = _wait_for_effect(nimbus, row, name, answer, deadline=deadline, progress=progress)
     return Change(
@@ -131,6 +136,7 @@ def change_topology(
         seconds=time.monotonic() - started,
         upgrade=topology.get("upgrade"),
         conf=answer.get("conf"),
+        cancelled=str(answer.get("cancelled") or ""),
         planned={key: answer[key] for key in ("dry_run", "would", "plan") if key in answer},
     )
 

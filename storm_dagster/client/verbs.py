@@ -90,7 +90,8 @@ def kill_topology(
     """Kill a topology: deactivate its spouts, then remove workers, state and code.
 
     ``wait_secs`` is the time between the two, so that tuples finish; by default the topology's
-    message timeout. With ``wait`` the call returns when the topology is gone.
+    message timeout. With ``wait`` the call returns when the topology is gone. If the topology is
+    still being submitted, the submission is cancelled: ``status`` is then ``CANCELLED``.
     """
     return change_topology(
         nimbus,

@@ -31,6 +31,12 @@ class TokenRecord(Record):
     """User of the request; empty in a cluster without authentication."""
     ended: bool = False
     """Its run ended without a published topology. A repetition with the token starts a new run."""
+    cancelled_by: str = ""
+    """Verb that cancelled the submission, ``kill``; empty for any other record.
+
+    Such a record is ``published`` as well, although no topology was: a run or a leader of a former
+    release, which does not know this field, then refuses to publish it or to launch it.
+    """
 
 
 class OperationRecord(Record):

@@ -147,7 +147,7 @@ _ROWS: tuple[Verb, ...] = (
         name="kill",
         summary=(
             "Kill a topology. Its spouts stop, and after the wait its workers, state and code"
-            " are removed."
+            " are removed. A submission under way is cancelled."
         ),
         request=KillRequest,
         executed_by="leader",

@@ -123,14 +123,31 @@ class ActivateResult(TopologyResult):
 
 
 @dataclass(frozen=True)
+class CancelledSubmission(TopologyResult):
+    """A submission that a kill cancelled before it was published."""
+
+    token: str
+    step: str
+    """Stage that had not ended, one of ``STAGES``."""
+    started_secs: int
+    """Epoch seconds of its acceptance; 0: a former release wrote the record."""
+    run_id: str = ""
+    """Its Dagster run; empty if its record and its staging name none."""
+    handle: str = ""
+    """Its upload; empty if its record and its staging name none."""
+
+
+@dataclass(frozen=True)
 class LifecycleResult(TopologyResult):
     """Result of an activate, deactivate, kill, remove or restart."""
 
     status: TopologyStatus | None
-    """``None``: the topology no longer exists."""
+    """``None``: the topology does not exist."""
     changed: bool
     delay_secs: int | None = None
     """Of a kill: seconds until the removal."""
+    cancelled: tuple[CancelledSubmission, ...] = ()
+    """Of a kill: the submissions that it cancelled, if no topology was published yet."""
     previous: TopologyStatus | None = None
     """Status before."""
     drain_secs: float | None = None

@@ -331,6 +331,9 @@ def await_upgrade(
             # The upgrade may end between two polls, together with the last changes of workers.
             notify(result.workers)
             return result
+        base = ctx.cluster.storm_base(request.topology_id)
+        if base is None or base.status == "KILLED":
+            raise _killed(request.name, back)
         snapshot = UpgradeSnapshot(state, assignment, table)
         reason = state.record.reason or reason
         notify(snapshot.workers)
@@ -481,9 +484,8 @@ def _end_result(ctx: OperationsContext, last: UpgradeResult, back: bool) -> Upgr
     With ``back`` the caller waited for a rollback. Raises the errors of :func:`await_upgrade`.
     """
     topology = ctx.cluster.load_view().topologies.get(last.topology_id)
-    if topology is None:
-        change = "rolled back" if back else "upgraded"
-        raise NotAlive(f"topology {last.name!r} was killed while it was {change}")
+    if topology is None or topology.base.status == "KILLED":
+        raise _killed(last.name, back)
     status = topology.base.status
     record = last.state.record if last.state is not None else None
     if back:
@@ -501,6 +503,12 @@ def _end_result(ctx: OperationsContext, last: UpgradeResult, back: bool) -> Upgr
         f"the upgrade of {last.name!r} was rolled back by another request: "
         "the former code runs again"
     )
+
+
+def _killed(name: str, back: bool) -> NotAlive:
+    """The error of a wait for an upgrade, or with ``back`` a rollback, of a killed topology."""
+    change = "rolled back" if back else "upgraded"
+    return NotAlive(f"topology {name!r} was killed while it was {change}: submit it again")
 
 
 def _next_number(ctx: OperationsContext, epoch: int) -> int:

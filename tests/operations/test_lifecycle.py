@@ -494,7 +494,7 @@ def test_only_what_runs_can_be_replaced(world: World) -> None:
         lifecycle.update(world.context(), "wc", token="t1", handle="new")
     world.submit("wc", "t2")
     lifecycle.kill(world.context(), "wc", 60)
-    with pytest.raises(Conflict, match="cannot be replaced"):
+    with pytest.raises(NotAlive, match="KILLED and cannot be replaced"):
         lifecycle.update(world.context(), "wc", token="t3", handle="new")
 
 

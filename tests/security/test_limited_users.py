@@ -17,8 +17,10 @@ import pytest
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.blobs.uploads import MAX_PER_USER
+from storm_dagster.operations.submit.staging import allocate_topology_id, read_token
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import make_token
+from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
@@ -218,3 +220,27 @@ def test_open_uploads_of_one_user_keep_nobody_out(secured: Secured) -> None:
         )
         assert ann.delete(f"/v1/uploads/{handles[0]}").status_code == 204
         assert ann.post("/v1/uploads").status_code == 201
+
+
+def test_a_submission_is_cancelled_by_its_user_and_by_no_other(secured: Secured) -> None:
+    with secured.world() as world, secured.user("ann") as ann, secured.user("eve") as eve:
+        ctx = world.context()
+        epoch = ctx.current_epoch()
+        allocate_topology_id(ctx, "t1", "billing", epoch, user="ann")
+        path = "/v1/topologies/billing/kill"
+        answer = eve.post(path, json={})
+        assert answer.status_code == 403 and "an administrator can add the user" in answer.text
+        allocate_topology_id(ctx, "t2", "billing", epoch, user="eve")
+
+        def is_refused() -> bool:
+            return ann.post(path, json={"dry_run": True}).status_code == 403
+
+        eventually(is_refused, 10, "the second submission, which is not hers")
+        assert secured.admin.post(path, json={}).json()["status"] == "CANCELLED"
+        allocate_topology_id(ctx, "t3", "billing", epoch, user="ann")
+        kill = eventually(
+            lambda: ann.post(path, json={}).json().get("status") == "CANCELLED", 10, "her own"
+        )
+        assert kill
+        stored = read_token(ctx, "t3")
+        assert stored is not None and stored[0].cancelled_by == "kill"

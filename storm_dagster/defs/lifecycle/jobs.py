@@ -26,6 +26,7 @@ from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
+from storm_dagster.model.records import TopologyStatus
 from storm_dagster.model.requests import parse_workers
 from storm_dagster.model.verbs import VERBS, RunEffect, Verb
 from storm_dagster.operations.context import OperationsContext, topology_by_name
@@ -82,7 +83,13 @@ class _VerbRun:
         for five minutes; :class:`Unavailable` if it stays in the queue that this run occupies.
         """
         view = self.ops.cluster.load_view()
-        previous = topology_by_name(view, self.config.name).base.status
+        previous: TopologyStatus | None = None
+        try:
+            previous = topology_by_name(view, self.config.name).base.status
+        except NotAlive:
+            # A kill cancels a submission, too: the leader knows if one is under way.
+            if self.verb.effect != "removed":
+                raise
         with self.nimbus.client() as client:
             change = change_topology(
                 client,
@@ -207,12 +214,13 @@ def _await_removal(ops: OperationsContext, report: LifecycleResult) -> Lifecycle
 def _restart(run: _VerbRun) -> _Report:
     """Restart, and wait until every worker is replaced.
 
-    :class:`Unavailable` after a minute. A topology without a live worker is not waited for.
+    :class:`Unavailable` after a minute, :class:`NotAlive` if the topology is killed. A topology
+    without a live worker is not waited for.
     """
     topology = topology_by_name(run.ops.cluster.load_view(), run.config.name)
     former_tokens = {node.token for node in topology.live_workers.values()}
     report = run.operate()
-    if former_tokens and not _await_workers(run.ops, report.topology_id, former_tokens):
+    if former_tokens and not _await_workers(run.ops, report, "restarted", former_tokens):
         raise Unavailable(
             f"not every worker of {report.name!r} runs again {_MAX_START_SECS:g} s after its "
             f"restart: its supervisors go on; see `storm-dagster show {report.name}` and "
@@ -226,7 +234,7 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
 
     Materializes the published assignment and the active topology. The metadata have the seconds
     without tuples (``gap_secs``) if the old topology was drained, and the new workers run within a
-    minute.
+    minute. :class:`NotAlive` if the topology is killed.
     """
     if handle is None and not run.config.token:
         raise InvalidRequest(
@@ -239,12 +247,12 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
     )
     began = run.ops.monotonic()
     gap: dict[str, Any] = {}
-    if report.drain_secs and _await_workers(run.ops, report.topology_id):
+    if report.drain_secs and _await_workers(run.ops, report, "updated"):
         gap["gap_secs"] = round((report.swap_secs or 0.0) + run.ops.monotonic() - began, 3)
     stored_assignment = run.ops.cluster.read_assignment(report.topology_id)
     tasks = run.ops.cluster.read_tasks(report.topology_id)
     if stored_assignment is None or tasks is None:
-        return report, gap  # The topology was killed since.
+        raise _killed(report.name, "updated")
     common = {"topology_id": report.topology_id, "status": report.status or "gone"}
     assignment, _ = stored_assignment
     published = stored_metadata(assignment, tasks.component_of(), report.name)
@@ -259,15 +267,24 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
     return report, gap
 
 
-def _await_workers(ops: OperationsContext, topology_id: str, former: Collection[str] = ()) -> bool:
+def _killed(name: str, done: str) -> NotAlive:
+    """The error of a topology that is killed while it is ``done``, such as "restarted"."""
+    return NotAlive(f"topology {name!r} was killed while it was {done}: submit it again")
+
+
+def _await_workers(
+    ops: OperationsContext, report: LifecycleResult, done: str, former: Collection[str] = ()
+) -> bool:
     """True if every worker runs within a minute, without a start token of ``former``.
 
-    False if the topology no longer exists, or has no assignment.
+    False if the topology has no assignment. :class:`NotAlive` if it is killed while it is ``done``.
     """
     began = ops.monotonic()
     while ops.monotonic() - began < _MAX_START_SECS:
-        topology = ops.cluster.load_view().topologies.get(topology_id)
-        if topology is None or topology.assignment is None:
+        topology = ops.cluster.load_view().topologies.get(report.topology_id)
+        if topology is None or topology.base.status == "KILLED":
+            raise _killed(report.name, done)
+        if topology.assignment is None:
             return False
         running = {
             slot

@@ -19,7 +19,12 @@ from storm_dagster.model.dagster_names import RECORDED_TAG, REQUEST_TAG, TOKEN_T
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, NotAlive
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import claim_change, end_change_of_run
-from storm_dagster.operations.submit.staging import newest_token_key, read_record
+from storm_dagster.operations.submit.staging import (
+    newest_token_key,
+    read_record,
+    read_token,
+    refuse_cancelled,
+)
 from storm_dagster.operations.submit.submission import take_over
 
 
@@ -108,8 +113,8 @@ def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: s
 
     It is the run's token, else the newest of the topology's name. A run that did not stage it (a
     re-execution from a later stage, or a stage alone) takes it over under the current epoch, once.
-    :class:`NotAlive` if no submission of the name is staged, :class:`InvalidRequest` if the run's
-    token belongs to another topology.
+    :class:`NotAlive` if no submission of the name is staged, or if it was cancelled;
+    :class:`InvalidRequest` if the run's token belongs to another topology.
     """
     tags = tags_of(context)
     token = tags.get(TOKEN_TAG)
@@ -127,6 +132,10 @@ def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: s
             f"token {token!r} belongs to topology {record.name!r}, "
             f"this run's partition is {name!r}: launch it for partition {record.name!r}"
         )
+    stored = read_token(ops, token)
+    if stored is not None:
+        token_record, _ = stored
+        refuse_cancelled(token, token_record)
     if tags.get(STAGED_BY_TAG) != context.run.run_id:
         if take_over(ops, token):
             context.log.info("another leader since %s was staged: it was staged again", token)

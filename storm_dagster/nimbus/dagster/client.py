@@ -233,6 +233,21 @@ class DagsterClient:
             failures = self._failures(run_id)
         return run_document(result, failures, self.run_url(run_id), self.names)
 
+    def tags_of_run(self, run_id: str) -> dict[str, str]:
+        """Return the tags of a run; empty if Dagster does not have the run."""
+        result = self._transport.graphql("RunTags", {"id": run_id})
+        return {str(tag["key"]): str(tag["value"]) for tag in result.get("tags") or ()}
+
+    def terminate(self, run_id: str) -> None:
+        """End a run: a queued one is canceled, the process of a started one is interrupted.
+
+        A run that Dagster does not have, or that has ended, is not an error.
+        """
+        result = self._transport.graphql("TerminateRun", {"id": run_id})
+        ended = ("TerminateRunSuccess", "TerminateRunFailure", "RunNotFoundError")
+        if result["__typename"] not in ended:
+            raise _refusal(f"ending run {run_id}", result)
+
     def report(self, asset: Sequence[str], partition: str, description: str) -> None:
         """Log a materialization of ``asset`` for a change that was made without a run."""
         params = {

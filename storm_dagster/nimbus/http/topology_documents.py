@@ -220,12 +220,16 @@ class DeadLettersDocument(BaseModel, extra="forbid"):
 
 
 class ChangedDocument(BaseModel):
-    """Response to a change; ``run_id`` is null if the leader executed it itself."""
+    """Response to a change; ``run_id`` is null if the leader executed it itself.
+
+    ``cancelled`` describes the submissions that a kill cancelled; ``status`` is then CANCELLED.
+    """
 
     run_id: str | None
     id: str
     name: str
     status: str
+    cancelled: str | None = None
 
 
 class BlacklistDocument(BaseModel, extra="forbid"):

@@ -127,7 +127,9 @@ class TopologyRoutes:
     )
     def submit(self, document: JsonMap) -> dict[str, Any]:
         """Launch the run of a submission, once for each token."""
-        return self._submissions.submit(document)
+        submitted = self._submissions.submit(document)
+        self._reader.forget()
+        return submitted
 
     @router.route(
         "GET",
@@ -138,7 +140,7 @@ class TopologyRoutes:
     )
     def run(self, run_id: Annotated[str, Parameter("path", "run_id", "Run id")]) -> dict[str, Any]:
         """Status and steps of a run of Dagster."""
-        return self._nimbus.dagster.run(run_id)
+        return self._submissions.run(run_id)
 
     @router.route(
         "GET",

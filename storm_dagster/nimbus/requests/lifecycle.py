@@ -21,6 +21,7 @@ from storm_dagster.model.dagster_names import RECORDED_TAG, REQUEST_TAG
 from storm_dagster.model.errors import (
     InvalidRequest,
     Misconfigured,
+    NotAlive,
     StormDagsterError,
     Unavailable,
 )
@@ -31,6 +32,11 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS
 from storm_dagster.nimbus.keyed_locks import KeyedLocks
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.cancelled import (
+    CANCELLED,
+    describe_cancelled,
+    end_cancelled,
+)
 from storm_dagster.nimbus.requests.launches import RecordWrite
 from storm_dagster.nimbus.requests.submitting import accepted, with_token
 from storm_dagster.operations.context import OperationsContext, topology_by_name
@@ -44,9 +50,15 @@ from storm_dagster.operations.live.change_records import (
 from storm_dagster.operations.live.lifecycle import LEADER_OPERATIONS
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
 from storm_dagster.operations.read.explaining import moves_document
+from storm_dagster.operations.results import LifecycleResult
+from storm_dagster.operations.submit.open_tokens import (
+    STARTING,
+    OpenOperations,
+    starting_topologies,
+)
 from storm_dagster.operations.submit.staging import check_token, read_token
 from storm_dagster.operations.submit.submission import update_differences
-from storm_dagster.operations.upgrade import check_upgrade
+from storm_dagster.operations.upgrade import UpgradeResult, check_upgrade
 
 _log = logging.getLogger(__name__)
 _PLANNED_WORKER_FIELDS = ("node", "host", "port", "kept", "tasks")
@@ -70,7 +82,8 @@ class LifecycleRequests:
         verb is a Dagster run that has been launched, else :class:`Unavailable`. :class:`NotAlive`
         for an unknown topology, :class:`Conflict` if its status does not allow the change. With
         ``dry_run`` the cluster is not changed: the response describes the change, for a rebalance
-        with the plan.
+        with the plan. A kill of a topology that is being submitted cancels the submission:
+        ``status`` is then CANCELLED, and ``cancelled`` says what was under way.
         """
         row = VERBS.get(verb)
         if row is None:
@@ -81,14 +94,20 @@ class LifecycleRequests:
         fields = body.fields()
         epoch = self._nimbus.status.require()
         view = self._nimbus.cluster.load_view()
-        topology = topology_by_name(view, name)
+        try:
+            topology = topology_by_name(view, name)
+        except NotAlive:
+            if row.event != "kill":
+                raise
+            return self._kill_starting(name, row, fields, epoch, body.dry_run)
         answer: dict[str, Any] = {
             "id": topology.id,
             "name": topology.base.name,
             "status": topology.base.status,
         }
         if row.executed_by == "leader" and not body.dry_run:
-            answer["status"] = self._execute(topology, row, fields, epoch)
+            result = self._execute(topology.id, row, fields, epoch)
+            answer["status"] = str(result.status)
             return {"run_id": None, **answer}
         if not body.dry_run:
             # Before the check, which may refuse the request after the earlier run had its effect.
@@ -107,18 +126,45 @@ class LifecycleRequests:
         return {"run_id": run_id, **answer}
 
     def _execute(
-        self, topology: TopologyView, row: Verb, fields: Mapping[str, Any], epoch: int
-    ) -> str:
-        """Make the change in one transaction, and return the topology's new status.
+        self, name: str, row: Verb, fields: Mapping[str, Any], epoch: int
+    ) -> LifecycleResult | UpgradeResult:
+        """Make the change of the topology of that name or id in one transaction.
 
         The transaction includes the event for Dagster.
         """
         ctx = dataclasses.replace(self._nimbus.operations(epoch), verb=row.name)
-        result = LEADER_OPERATIONS[row.name](ctx, topology.id, **fields)
-        status = str(result.status)
+        result = LEADER_OPERATIONS[row.name](ctx, name, **fields)
         self._nimbus.verb_executed.set()
         self._nimbus.unreported.take_noted(ctx)
-        return status
+        return result
+
+    def _kill_starting(
+        self, name: str, row: Verb, fields: Mapping[str, Any], epoch: int, dry_run: bool
+    ) -> dict[str, Any]:
+        """Kill a topology that had no base a moment ago, and return the document of :meth:`act`.
+
+        :class:`NotAlive` if it is not being submitted either. A submission that is published at
+        that moment is not cancelled: its topology is killed. The run of a cancelled submission ends
+        in the background, and then its parts are deleted.
+        """
+        if dry_run:
+            state = self._nimbus.cluster.state
+            for starting in starting_topologies(OpenOperations(), state):
+                if name in (starting.name, starting.id):
+                    answer = {"id": starting.id, "name": starting.name, "status": STARTING}
+                    return {"run_id": None, **answer, "dry_run": True, "would": row.name}
+            # It is published by now, or does not exist.
+            topology = topology_by_name(self._nimbus.cluster.load_view(), name)
+            base = topology.base
+            answer = {"id": topology.id, "name": base.name, "status": base.status}
+            return {"run_id": None, **answer, "dry_run": True, "would": row.name}
+        result = self._execute(name, row, fields, epoch)
+        answer = {"id": result.topology_id, "name": result.name, "status": str(result.status)}
+        if isinstance(result, LifecycleResult) and result.cancelled:
+            answer["status"] = CANCELLED
+            answer["cancelled"] = describe_cancelled(result.cancelled)
+            end_cancelled(self._nimbus, result.cancelled, epoch)
+        return {"run_id": None, **answer}
 
     def _check(
         self,

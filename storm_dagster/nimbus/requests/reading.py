@@ -25,6 +25,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuery
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
+from storm_dagster.nimbus.requests.starting import StartingTopologies
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.read import status
@@ -33,11 +34,8 @@ from storm_dagster.operations.read.explaining import (
     local_state_problems,
     problems,
 )
-from storm_dagster.operations.read.under_way import (
-    OpenOperations,
-    OperationStatus,
-    operations_under_way,
-)
+from storm_dagster.operations.read.under_way import OperationStatus, operations_under_way
+from storm_dagster.operations.submit.open_tokens import OpenOperations, StartingTopology
 from storm_dagster.security.settings import Security
 
 _VIEW_SECS = 0.2
@@ -63,8 +61,9 @@ class ClusterReader:
     def __init__(self, nimbus: Nimbus, masters: TopologyStats) -> None:
         self._nimbus = nimbus
         self.security: Security = Security.of(nimbus.conf)
-        self._view: tuple[float, ClusterView] | None = None
-        """Shared view, with the monotonic time at the end of its reading."""
+        self._view: tuple[float, float, ClusterView] | None = None
+        """Shared view, with the monotonic times at the begin and the end of its reading."""
+        self._starting = StartingTopologies(nimbus)
         self._view_lock = threading.Lock()
         self._masters = masters
         self._stats = SharedAnswers(_STATS_SECS)
@@ -86,23 +85,42 @@ class ClusterReader:
         self._http.close()
         self._askers.shutdown(wait=False, cancel_futures=True)
 
-    def view(self) -> ClusterView:
-        """View of the cluster, at most 0.2 s old."""
+    def view(self, since: float = 0.0) -> ClusterView:
+        """View of the cluster, at most 0.2 s old, whose reading began after ``since``.
+
+        ``since`` is a monotonic time.
+        """
         with self._view_lock:
             if self._view is not None:
-                read_at, view = self._view
-                if time.monotonic() - read_at <= _VIEW_SECS:
+                began_at, read_at, view = self._view
+                if began_at >= since and time.monotonic() - read_at <= _VIEW_SECS:
                     return view
+            began_at = time.monotonic()
             view = self._nimbus.shown_view()
             # Counted from the end of reading, which in a large cluster takes longer than a view is
             # shared.
-            self._view = (time.monotonic(), view)
+            self._view = (began_at, time.monotonic(), view)
             return view
 
+    def listed(self) -> tuple[ClusterView, list[StartingTopology]]:
+        """View of the cluster, and the topologies that are being submitted and not in it.
+
+        No topology is missing in both, because the view is read after the list.
+        """
+        read_at, starting = self._starting.read()
+        view = self.view(since=read_at)
+        return view, [topology for topology in starting if topology.id not in view.topologies]
+
+    def starting(self, name: str | None) -> list[StartingTopology]:
+        """The topologies of that name or id that are being submitted."""
+        _, starting = self.listed()
+        return [topology for topology in starting if name in (topology.name, topology.id)]
+
     def forget(self) -> None:
-        """Drop the view: a change was made through this nimbus, and later reads show it."""
+        """Drop the view and the lists: a change was made here, and later reads show it."""
         with self._view_lock:
             self._view = None
+        self._starting.forget()
 
     def list_topologies(self) -> dict[str, Any]:
         """``list --json``; ``degraded`` marks topologies whose code this nimbus lacks."""
@@ -208,10 +226,18 @@ class ClusterReader:
         """Conf by which requests for a topology are authorized.
 
         ``None`` if the topology does not run or its conf cannot be read: then only administrators
-        may change or read it.
+        may change or read it. A topology that is being submitted has the users of its submission.
         """
         try:
             topology = topology_by_name(self.view(), name)
+        except NotAlive:
+            try:
+                return self._starting.conf(self.starting(name))
+            except StormDagsterError:
+                return None
+        except StormDagsterError:
+            return None
+        try:
             document = json.loads(self._nimbus.blobs.read(conf_key(topology.code_dir)))
         except (StormDagsterError, ValueError):
             return None

@@ -1,5 +1,6 @@
 """Submissions at the leader, which a token makes idempotent."""
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from storm_dagster.model.errors import (
     AlreadyAlive,
     InvalidRequest,
     Misconfigured,
+    NotAlive,
     StormDagsterError,
     Unavailable,
 )
@@ -29,8 +31,11 @@ from storm_dagster.operations.submit.staging import (
     check_token,
     discard_token,
     read_token,
+    refuse_cancelled,
     release_token,
 )
+
+_log = logging.getLogger(__name__)
 
 _REMEMBERED_SECS = 600.0
 """Time after its launch for which a submission is remembered by its name."""
@@ -77,7 +82,8 @@ class Submissions:
         ``is_promised``: the caller does not repeat the submission, so that a leader launches its
         run also after an :class:`Unavailable`. ``is_new``: no run of the token is looked up,
         because the token has a record and no run. :class:`AlreadyAlive` when a topology of the name
-        exists under another token, or is being submitted.
+        exists under another token, or is being submitted. :class:`NotAlive` if the submission of
+        the token was cancelled.
         """
         request = check_request(SubmitRequest, document, "a submission")
         epoch = self._nimbus.status.require()
@@ -110,8 +116,11 @@ class Submissions:
 
     def _earlier_run(self, token: str, name: str, epoch: int) -> str | None:
         """Run of the token, unless it failed; ``None`` at the first use of the token."""
-        if read_token(self._nimbus.operations(epoch), token, name) is None:
+        stored = read_token(self._nimbus.operations(epoch), token, name)
+        if stored is None:
             return None
+        record, _ = stored
+        refuse_cancelled(token, record)
         run = self._find_run(token)
         if run is None or run.failed:
             return None
@@ -128,6 +137,10 @@ class Submissions:
         launch = self._names.get(name)
         if launch is None or launch.token == token:
             return
+        if self._cancellation(launch.token) is not None:
+            # Its run may still be there, and cannot publish.
+            self._names.remove(name)
+            return
         if time.monotonic() - launch.seen_at > _POLL_SECS:
             run = self._find_run(launch.token)
             if run is None or run.finished:
@@ -138,6 +151,39 @@ class Submissions:
             f"topology {name!r} is being submitted already (run {launch.run_id}): "
             "wait until it has finished, or choose another name"
         )
+
+    def _cancellation(self, token: str) -> NotAlive | None:
+        """The error of a submission that was cancelled; ``None`` if it was not."""
+        # Reads are not fenced: any epoch is right.
+        stored = read_token(self._nimbus.operations(epoch=-1), token)
+        if stored is None:
+            return None
+        record, _ = stored
+        try:
+            refuse_cancelled(token, record)
+        except NotAlive as error:
+            return error
+        return None
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        """Return the document of ``GET /v1/runs/{id}``.
+
+        The error of the run of a submission that was cancelled says so, also if the run was ended
+        from outside.
+        """
+        document = self._nimbus.dagster.run(run_id)
+        if document["error"] is None:
+            return document
+        error: NotAlive | None = None
+        try:
+            token = self._nimbus.dagster.tags_of_run(run_id).get(TOKEN_TAG)
+            if token is not None:
+                error = self._cancellation(token)
+        except StormDagsterError as problem:
+            _log.info("the token of run %s is not looked up: %s", run_id, problem.message)
+        if error is None:
+            return document
+        return {**document, "error": {"type": error.kind, "message": error.message}}
 
     def _launch(
         self, name: str, token: str, config: Mapping[str, Any], epoch: int, is_promised: bool

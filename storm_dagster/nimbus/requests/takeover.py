@@ -32,7 +32,7 @@ from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import end_change, load_changes
 from storm_dagster.operations.live.healing import HEALING
-from storm_dagster.operations.read.under_way import OpenOperations, read_staging
+from storm_dagster.operations.submit.open_tokens import OpenOperations, read_staging
 from storm_dagster.operations.submit.staging import allocate_topology_id, release_token
 from storm_dagster.operations.transactions import lost_race
 

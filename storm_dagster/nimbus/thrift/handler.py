@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from storm_dagster.core.submission.tasks import with_system_components
 from storm_dagster.model.conf import mask
@@ -33,6 +33,7 @@ from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.log_levels import level_change
+from storm_dagster.operations.submit.open_tokens import StartingTopology
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 """Names of users, as Linux permits them."""
@@ -85,6 +86,15 @@ class NimbusHandler:
             raise _not_alive(view, name)
         return topology
 
+    def find_starting(
+        self, name: str | None, by: Literal["id", "name"] | None
+    ) -> StartingTopology | None:
+        """Find a topology that is being submitted; ``None`` if none has this id or name."""
+        for topology in self._reader.starting(name):
+            if name == (topology.id if by == "id" else topology.name):
+                return topology
+        return None
+
     def _find_by_id_or_name(self, name: str | None) -> TopologyView:
         return topology_by_name(self._reader.view(), _text(name))
 
@@ -103,8 +113,10 @@ class NimbusHandler:
         options: Any = None,
     ) -> None:
         """Submit a topology, active (the default) or inactive."""
-        self._submission.submit(name, location, conf, topology, options)
-        self._reader.forget()
+        try:
+            self._submission.submit(name, location, conf, topology, options)
+        finally:
+            self._reader.forget()
 
     def kill_topology(self, name: str | None, options: Any = None) -> None:
         """Kill a topology after ``wait_secs``.
@@ -147,7 +159,7 @@ class NimbusHandler:
         if VERBS[verb].executed_by == "leader":
             self._lifecycle.act(name, verb, document)
         else:
-            deadline = answer_deadline()
+            deadline = answer_deadline(self._nimbus.conf)
             response = within(
                 deadline, lambda: self._lifecycle.act(name, verb, document), f"{verb} of {name!r}"
             )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from storm_dagster.core.authorization import Operation
+from storm_dagster.model.errors import NotAlive
 from storm_dagster.nimbus.thrift.handler import NimbusHandler
 
 
@@ -24,6 +25,10 @@ class Method:
     """True if the audit log has a line for each call."""
     find_topology_by: Literal["id", "name"] | None = None
     """Meaning of the first argument, in place of which the function takes the topology."""
+    while_starting: Callable[[NimbusHandler], Callable[..., Any]] | None = None
+    """The same for a topology that is being submitted, which the function takes; ``None``: such a
+    topology is not alive yet.
+    """
 
     def call(self, handler: NimbusHandler, arguments: Sequence[Any]) -> Any:
         """Call the function; an argument that the client left out is ``None``."""
@@ -31,10 +36,17 @@ class Method:
         if self.find_topology_by is None:
             return function(*arguments)
         name, *options = arguments
-        if self.find_topology_by == "id":
-            topology = handler.find_by_id(name)
-        else:
-            topology = handler.find_by_name(name)
+        find = handler.find_by_id if self.find_topology_by == "id" else handler.find_by_name
+        try:
+            topology = find(name)
+        except NotAlive:
+            starting = handler.find_starting(name, self.find_topology_by)
+            if starting is None:
+                # It may have been published between the two reads.
+                return function(find(name), *options)
+            if self.while_starting is None:
+                raise
+            return self.while_starting(handler)(starting, *options)
         return function(topology, *options)
 
 
@@ -109,25 +121,46 @@ METHODS: Mapping[str, Method | RefusedMethod] = {
     "getSupervisorPageInfo": Method(lambda handler: handler.pages.supervisor_page),
     # One topology.
     "getTopologySummary": Method(
-        lambda handler: handler.summaries.topology, operation="topology", find_topology_by="id"
+        lambda handler: handler.summaries.topology,
+        operation="topology",
+        find_topology_by="id",
+        while_starting=lambda handler: handler.summaries.starting,
     ),
     "getTopologySummaryByName": Method(
-        lambda handler: handler.summaries.topology, operation="topology", find_topology_by="name"
+        lambda handler: handler.summaries.topology,
+        operation="topology",
+        find_topology_by="name",
+        while_starting=lambda handler: handler.summaries.starting,
     ),
     "getTopologyInfo": Method(
-        lambda handler: handler.pages.topology_info, operation="topology", find_topology_by="id"
+        lambda handler: handler.pages.topology_info,
+        operation="topology",
+        find_topology_by="id",
+        while_starting=lambda handler: handler.pages.starting_info,
     ),
     "getTopologyInfoWithOpts": Method(
-        lambda handler: handler.pages.topology_info, operation="topology", find_topology_by="id"
+        lambda handler: handler.pages.topology_info,
+        operation="topology",
+        find_topology_by="id",
+        while_starting=lambda handler: handler.pages.starting_info,
     ),
     "getTopologyInfoByName": Method(
-        lambda handler: handler.pages.topology_info, operation="topology", find_topology_by="name"
+        lambda handler: handler.pages.topology_info,
+        operation="topology",
+        find_topology_by="name",
+        while_starting=lambda handler: handler.pages.starting_info,
     ),
     "getTopologyInfoByNameWithOpts": Method(
-        lambda handler: handler.pages.topology_info, operation="topology", find_topology_by="name"
+        lambda handler: handler.pages.topology_info,
+        operation="topology",
+        find_topology_by="name",
+        while_starting=lambda handler: handler.pages.starting_info,
     ),
     "getTopologyPageInfo": Method(
-        lambda handler: handler.pages.topology_page, operation="topology", find_topology_by="id"
+        lambda handler: handler.pages.topology_page,
+        operation="topology",
+        find_topology_by="id",
+        while_starting=lambda handler: handler.pages.starting_page,
     ),
     "getComponentPageInfo": Method(
         lambda handler: handler.pages.component_page, operation="topology", find_topology_by="id"

@@ -22,6 +22,7 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, i32, worker_summary
+from storm_dagster.operations.submit.open_tokens import StartingTopology
 
 _NO_ERRORS = 1
 _ONE_ERROR = 2
@@ -93,6 +94,41 @@ class Pages:
                 worker_summary(worker, now_secs=now_secs, include_sys=include_sys)
                 for worker in snapshot.workers
             ],
+        )
+
+    def starting_info(self, topology: StartingTopology, options: Any = None) -> Any:
+        """Return a TopologyInfo of a topology that is being submitted, without executors."""
+        idl = load_idl()
+        return idl.TopologyInfo(
+            **_head(idl.TopologyInfo, self._summaries.starting(topology)),
+            executors=[],
+            errors={},
+            component_debug={},
+        )
+
+    def starting_page(
+        self, topology: StartingTopology, window: str | None, include_sys: bool | None
+    ) -> Any:
+        """Return a TopologyPageInfo of a topology that is being submitted.
+
+        It has no components, and its statistics are 0.
+        """
+        idl = load_idl()
+        check_window(window)
+        zero = dict.fromkeys(WINDOWS, 0)
+        return idl.TopologyPageInfo(
+            **_head(idl.TopologyPageInfo, self._summaries.starting(topology)),
+            topology_conf="{}",
+            id_to_spout_agg_stats={},
+            id_to_bolt_agg_stats={},
+            topology_stats=idl.TopologyStats(
+                window_to_emitted=zero,
+                window_to_transferred=zero,
+                window_to_acked=zero,
+                window_to_failed=zero,
+                window_to_complete_latencies_ms=dict.fromkeys(WINDOWS, 0.0),
+            ),
+            workers=[],
         )
 
     def component_page(

@@ -20,7 +20,7 @@ from storm_dagster.model.errors import AlreadyAlive, StormDagsterError, Unavaila
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.read.under_way import OpenOperations
+from storm_dagster.operations.submit.open_tokens import OpenOperations
 from storm_dagster.operations.submit.staging import (
     allocate_topology_id,
     discard_token,

@@ -14,9 +14,11 @@ from typing import Any
 
 from storm_dagster.core.submission.validation import check_confs, normalize_submission
 from storm_dagster.core.upgrade.selection import selection_of_conf
+from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.errors import InvalidTopology, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.member import Nimbus
@@ -25,14 +27,12 @@ from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions, within
 from storm_dagster.nimbus.thrift.structures import read_conf, read_topology_struct
 from storm_dagster.operations.context import check_name_free, encode_json
-from storm_dagster.operations.submit.staging import read_token
+from storm_dagster.operations.submit.staging import read_token, refuse_cancelled
 
 _log = logging.getLogger(__name__)
 
-ANSWER_SECS = 6.0
-"""Maximum time of a response: streamparse's client gives up after 7 s."""
 _MARGIN_SECS = 0.5
-"""Part of :data:`ANSWER_SECS` that is left for the response after the wait."""
+"""Part of the time of a response that is left for the response after the wait."""
 _POLL_SECS = 0.1
 """Interval at which a submission polls its record for the publication."""
 _RUN_SECS = 1.0
@@ -41,9 +41,13 @@ _GZIP = b"\x1f\x8b"
 """First bytes of a gzip file."""
 
 
-def answer_deadline() -> float:
-    """Monotonic time up to which a call that begins now may wait for its work."""
-    return time.monotonic() + ANSWER_SECS - _MARGIN_SECS
+def answer_deadline(conf: ClusterConf) -> float:
+    """Monotonic time up to which a call that begins now may wait for its work.
+
+    The conf key ``nimbus.submit.wait.secs`` is the time in which it must respond: streamparse's
+    client gives up after 7 s, Storm's own waits for minutes.
+    """
+    return time.monotonic() + float(conf["nimbus.submit.wait.secs"]) - _MARGIN_SECS
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,13 @@ class TopologySubmission:
     ) -> None:
         """Accept a topology: store it, launch its run, and wait until it is published.
 
-        A published topology is listed. If that takes longer than :data:`ANSWER_SECS`, it continues
-        in the background. ``location`` is the session of the uploaded archive. Raises
-        :class:`AlreadyAlive`, :class:`InvalidTopology`, and :class:`Unavailable` at a follower or
-        without Dagster. For a hot deploy or gray upgrade :class:`NotAlive` if the name does not
-        run.
+        If that takes longer than ``nimbus.submit.wait.secs``, it continues in the background, and
+        the topology is listed as one that is being submitted. ``location`` is the session of the
+        uploaded archive. Raises :class:`AlreadyAlive`, :class:`InvalidTopology`, and
+        :class:`Unavailable` at a follower or without Dagster; :class:`NotAlive` if a kill cancels
+        the submission, and for a hot deploy or gray upgrade if the name does not run.
         """
-        deadline = answer_deadline()
+        deadline = answer_deadline(self._nimbus.conf)
         self._nimbus.status.require()
         checked = self._check(name, location, json_conf, topology, options)
         if checked.deploy is not None:
@@ -110,12 +114,15 @@ class TopologySubmission:
                 "topology %s is taken; its run is launched when Dagster answers", checked.name
             )
             return
-        # A client that lists topologies after its submission expects to see this one; the run
-        # continues in any case.
+        # A client that lists topologies after its submission expects to see this one with its
+        # tasks; the run continues in any case.
+        record: TokenRecord | None = None
         try:
-            self._await_publication(pending.token, deadline)
+            record = self._await_publication(pending.token, deadline)
         except StormDagsterError as error:
             _log.info("the publication of %s is not waited for: %s", checked.name, error)
+        if record is not None:
+            refuse_cancelled(pending.token, record)
 
     def _check(
         self,
@@ -200,8 +207,11 @@ class TopologySubmission:
             raise
         return handle
 
-    def _await_publication(self, token: str, deadline: float) -> None:
-        """Return when the topology is published, its run has ended, or at the deadline."""
+    def _await_publication(self, token: str, deadline: float) -> TokenRecord | None:
+        """Return the record when the topology is published, or the submission cancelled.
+
+        ``None`` when its run has ended, or at the deadline.
+        """
         next_lookup = time.monotonic() + _RUN_SECS
         while time.monotonic() < deadline:
             operations = self._nimbus.operations(self._nimbus.status.require())
@@ -209,13 +219,14 @@ class TopologySubmission:
             if stored is not None:
                 record, _ = stored
                 if record.published:
-                    return
+                    return record
             if time.monotonic() >= next_lookup:
                 run = self._nimbus.dagster.find_run(TOKEN_TAG, token)
                 if run is not None and run.finished:
-                    return
+                    return None
                 next_lookup = time.monotonic() + _RUN_SECS
             time.sleep(_POLL_SECS)
+        return None
 
     def _deploy(
         self, checked: _Checked, verb: str, body: Mapping[str, Any], handle: str, deadline: float

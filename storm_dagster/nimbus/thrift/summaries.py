@@ -13,10 +13,11 @@ from storm_dagster.core.snapshot.cluster import (
 from storm_dagster.core.snapshot.workers import WorkerSnapshot
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import code_key, jar_key
-from storm_dagster.model.view import TopologyView
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
+from storm_dagster.operations.submit.open_tokens import STARTING, StartingTopology
 
 _MAX_I32 = 2**31 - 1
 
@@ -93,11 +94,17 @@ class Summaries:
     def topologies(self) -> list[Any]:
         """Return a TopologySummary of each topology, in the order of their names.
 
-        Topologies whose records are damaged are left out.
+        Those that are being submitted come last. Topologies whose records are damaged are left out.
         """
+        view, starting = self._reader.listed()
+        summaries = self._running(view)
+        summaries += [self.starting(topology) for topology in starting]
+        return summaries
+
+    def _running(self, view: ClusterView) -> list[Any]:
+        """Return a TopologySummary of each topology that is published."""
         topologies = sorted(
-            self._reader.view().topologies.values(),
-            key=lambda topology: (topology.base.name, topology.id),
+            view.topologies.values(), key=lambda topology: (topology.base.name, topology.id)
         )
         if self._nimbus.blobs.shared:
             return [self.topology(topology, 1) for topology in topologies]
@@ -134,6 +141,24 @@ class Summaries:
             sched_status=self.sched_status(topology),
             replication_count=copies,
             **resources(size),
+        )
+
+    def starting(self, topology: StartingTopology) -> Any:
+        """Return the TopologySummary of a topology that is being submitted: it has no tasks."""
+        return load_idl().TopologySummary(
+            id=topology.id,
+            name=topology.name,
+            status=STARTING,
+            owner=topology.owner,
+            num_tasks=0,
+            num_executors=0,
+            num_workers=0,
+            uptime_secs=i32(topology.uptime_secs(int(time.time()))),
+            storm_version=STORM_VERSION,
+            topology_version="",
+            sched_status="being submitted",
+            replication_count=0,
+            **resources(TopologySize.of()),
         )
 
     def owners(self, owner: str | None) -> list[Any]:

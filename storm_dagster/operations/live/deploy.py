@@ -12,7 +12,7 @@ from typing import Any
 from storm_dagster.core.submission.conf import message_timeout_secs, total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.errors import Conflict, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.records import WorkerSlot, encode_record
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -188,7 +188,7 @@ def drain(ctx: OperationsContext, topology_id: str, max_secs: float) -> float:
     Returns the seconds that this took. If no process ends the drain, ``lifecycle_sensor`` or the
     leader makes the topology ACTIVE. The spouts replay the tuples that are under way at the end. An
     INACTIVE topology is not drained, because its spouts are paused already: 0 at once.
-    :class:`Conflict` in another status.
+    :class:`NotAlive` if it was killed, :class:`Conflict` in another status.
     """
     began = ctx.monotonic()
     if not _pause_spouts(ctx, topology_id, round(max_secs) + _ABANDONED_SECS):
@@ -228,7 +228,12 @@ def _pause_spouts(ctx: OperationsContext, topology_id: str, delay_secs: int) -> 
 
     def attempt(view: ClusterView) -> bool:
         topology = view.topologies.get(topology_id)
-        if topology is None or topology.base.status not in ("ACTIVE", "INACTIVE"):
+        if topology is None or topology.base.status == "KILLED":
+            raise NotAlive(
+                f"topology {topology_id} was killed while its replacement was prepared: submit it "
+                "again"
+            )
+        if topology.base.status not in ("ACTIVE", "INACTIVE"):
             raise Conflict(f"another process changed topology {topology_id}: try again")
         if topology.base.status == "INACTIVE":
             return topology.base.delay_secs == delay_secs

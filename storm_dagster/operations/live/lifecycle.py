@@ -12,6 +12,7 @@ from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.model.verbs import VERBS, StatusEvent
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.live.cancelling import cancel_submissions, drop_submission
 from storm_dagster.operations.live.deploy import restart, update
 from storm_dagster.operations.live.rebalance import (
     ABANDON_REBALANCE,
@@ -73,9 +74,12 @@ def deactivate(ctx: OperationsContext, name: str) -> LifecycleResult:
 def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> LifecycleResult:
     """Mark the topology KILLED (:func:`mark_killed`); without a delay, remove it.
 
-    With a delay of 0 it is removed before this returns.
+    With a delay of 0 it is removed before this returns. The staged parts of a submission that it
+    cancels are deleted as well.
     """
     report = mark_killed(ctx, name, wait_secs)
+    for submission in report.cancelled:
+        drop_submission(ctx, submission)
     if report.delay_secs == 0:
         return remove(ctx, report.topology_id)
     return report
@@ -86,7 +90,8 @@ def mark_killed(ctx: OperationsContext, name: str, wait_secs: int | None = None)
 
     After the delay :func:`finish_due` or :func:`remove` removes it. The delay is ``wait_secs``,
     else (also if that is negative) the topology's message timeout. Allowed in every status; a
-    second kill stores the new delay.
+    second kill stores the new delay. A topology that is being submitted is never published:
+    its submission is cancelled, and the result names it. :class:`NotAlive` without either.
     """
 
     def delay(topology: TopologyView) -> int:
@@ -100,7 +105,15 @@ def mark_killed(ctx: OperationsContext, name: str, wait_secs: int | None = None)
             conf = ctx.values()
         return message_timeout_secs(conf)
 
-    return _change(ctx, name, "kill", delay)
+    try:
+        return _change(ctx, name, "kill", delay)
+    except NotAlive:
+        cancelled = cancel_submissions(ctx, name)
+    if not cancelled:
+        # It may have been published between the two reads.
+        return _change(ctx, name, "kill", delay)
+    newest = cancelled[-1]
+    return LifecycleResult(newest.topology_id, newest.name, None, changed=True, cancelled=cancelled)
 
 
 def _change(
@@ -187,7 +200,7 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
     if topology is None:
         return LifecycleResult(topology_id, topology_id.rsplit("-", 2)[0], None, changed=False)
     sweep(ctx, epoch, topology_id)
-    delete_blobs(ctx, topology_id, topology.base)
+    delete_blobs(ctx, topology_id, topology.base.name, topology.base.token)
     delete_tree(ctx, epoch, paths.topology(topology_id), "remove_base")
     ctx.log.info("removed %s", topology_id)
     return LifecycleResult(topology_id, topology.base.name, None, changed=True, previous="KILLED")

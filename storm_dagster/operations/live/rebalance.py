@@ -69,6 +69,10 @@ class PendingRebalance(Record):
     """True if every task moves to a new slot."""
 
 
+_DELAY_POLL_SECS = 2.0
+"""Interval at which a rebalance that waits for its delay polls if its topology was killed."""
+
+
 @dataclass(frozen=True)
 class _Plan:
     """A rebalance that fits, and its effect."""
@@ -169,9 +173,27 @@ def rebalance(
     report = retry_on_conflict(ctx, f"rebalancing {name}", begin)
     if report.outcome != "waiting" or (report.delay_secs and not stay):
         return report
-    if report.delay_secs:
-        ctx.sleep(report.delay_secs)
+    _wait_for_delay(ctx, report.topology_id, report.delay_secs)
     return finish_rebalance(ctx, report.topology_id)
+
+
+def _wait_for_delay(ctx: OperationsContext, topology_id: str, delay_secs: float) -> None:
+    """Sleep for the delay of a rebalance; :class:`NotAlive` once the topology is killed."""
+    remaining_secs = delay_secs
+    while remaining_secs > 0:
+        pause_secs = min(remaining_secs, _DELAY_POLL_SECS)
+        ctx.sleep(pause_secs)
+        remaining_secs -= pause_secs
+        try:
+            base = ctx.cluster.storm_base(topology_id)
+        except Unavailable:
+            continue  # An election of ZooKeeper is not a reason to give up.
+        if base is None or base.status == "KILLED":
+            raise _killed(topology_id)
+
+
+def _killed(topology_id: str) -> NotAlive:
+    return NotAlive(f"topology {topology_id} was killed while it was rebalanced: submit it again")
 
 
 def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
@@ -322,7 +344,8 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
     Then the topology gets its former status. If the rebalance no longer fits, the former status
     returns with the former placement, and the planner's error is raised. While its code cannot be
     read or the planner does not respond, the topology stays REBALANCING, to be finished later. If
-    another process has finished it already, the outcome is ``unchanged``.
+    another process has finished it already, the outcome is ``unchanged``. :class:`NotAlive` if the
+    topology was killed.
     """
     epoch = ctx.current_epoch()
     # Of the newest attempt whose reply may be lost: its report, or the error that it gave up with.
@@ -332,8 +355,8 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
     def attempt(view: ClusterView) -> RebalanceResult:
         """Plan the pending request on this view, and commit it or its abandonment."""
         topology = view.topologies.get(topology_id)
-        if topology is None:
-            raise NotAlive(f"topology {topology_id} is gone: there is nothing to rebalance")
+        if topology is None or topology.base.status == "KILLED":
+            raise _killed(topology_id)
         if topology.base.status != "REBALANCING":
             for error in abandoned:
                 raise error  # The reply of our own commit was lost.

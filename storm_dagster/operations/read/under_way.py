@@ -1,13 +1,11 @@
 """Operations under way: submissions and changes that are accepted and not ended."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from storm_dagster.model import paths
-from storm_dagster.model.dagster_names import STAGES
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.model.names import code_keys
 from storm_dagster.model.operation_record import OperationRecord, TokenRecord
 from storm_dagster.model.records import (
     decode_record,
@@ -16,8 +14,11 @@ from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import read_changes
-from storm_dagster.operations.submit.staging import StagingRecord, staging_key
-from storm_dagster.zk.state_protocol import ClusterState
+from storm_dagster.operations.submit.open_tokens import (
+    OpenOperations,
+    read_staging,
+    stage_of_submission,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class OperationStatus:
     started_secs: int
     """Epoch seconds at which it was accepted; 0: a former release wrote the record."""
     step: str
-    """Of a submission or update one of :data:`STAGES`: that stage has not ended."""
+    """Of a submission or update one of ``STAGES``: that stage has not ended."""
     run_id: str = ""
     """Its Dagster run; empty if this process does not know it."""
     user: str = ""
@@ -51,46 +52,6 @@ class OperationStatus:
             "run_id": self.run_id or None,
             "user": self.user or None,
         }
-
-
-@dataclass
-class OpenOperations:
-    """Reader of the records of operations that have not ended.
-
-    It remembers which tokens were published: their records do not change, and a cluster has one for
-    each topology.
-    """
-
-    _published: set[str] = field(default_factory=set)
-    """Tokens that were published, of those that still exist."""
-
-    def tokens(self, state: ClusterState) -> dict[str, TokenRecord]:
-        """Token -> record of each submission and update whose topology is not published.
-
-        Ended and damaged records are left out.
-        """
-        return {token: record for token, (record, _) in self.stored_tokens(state).items()}
-
-    def stored_tokens(self, state: ClusterState) -> dict[str, tuple[TokenRecord, int]]:
-        """:meth:`tokens`, with the data version of each record."""
-        names = state.find_children(paths.TOKENS) or []
-        self._published.intersection_update(names)
-        unknown = [name for name in names if name not in self._published]
-        records: dict[str, tuple[TokenRecord, int]] = {}
-        nodes = state.get_many([paths.token(name) for name in unknown])
-        for name, node in zip(unknown, nodes, strict=True):
-            if node is None:
-                continue
-            raw, versioned = node
-            try:
-                record = decode_record(TokenRecord, raw, paths.token(name))
-            except StormDagsterError:
-                continue
-            if record.published:
-                self._published.add(name)
-            elif not record.ended:
-                records[name] = record, versioned.version
-        return records
 
 
 def operations_under_way(
@@ -125,17 +86,7 @@ def _submission(ctx: OperationsContext, token: str, record: TokenRecord) -> Oper
     """The submission or update of a topology that is not published."""
     staged = read_staging(ctx, token)
     run_id = "" if staged is None else staged.run
-    return _token_status(token, record, _stage_of(ctx, token, record), run_id)
-
-
-def read_staging(ctx: OperationsContext, token: str) -> StagingRecord | None:
-    """Head of a staged submission; ``None`` if it is missing or unreadable."""
-    key = staging_key(token, "record")
-    try:
-        raw = ctx.find_blob(key)
-        return None if raw is None else decode_record(StagingRecord, raw, key)
-    except StormDagsterError:
-        return None
+    return _token_status(token, record, stage_of_submission(ctx, token, record), run_id)
 
 
 def _token_status(token: str, record: TokenRecord, step: str, run_id: str) -> OperationStatus:
@@ -150,22 +101,6 @@ def _token_status(token: str, record: TokenRecord, step: str, run_id: str) -> Op
         run_id=run_id,
         user=record.user,
     )
-
-
-def _stage_of(ctx: OperationsContext, token: str, record: TokenRecord) -> str:
-    """The first stage that has not ended, of a topology that is not published."""
-    # A blob that each of the first four stages writes at its end.
-    last_keys = (
-        staging_key(token, "record"),
-        code_keys(record.topology_id)[-1],
-        staging_key(token, "tasks"),
-        staging_key(token, "placement"),
-    )
-    # Not strict: the last two stages write no blob.
-    for stage, key in zip(STAGES, last_keys, strict=False):
-        if not ctx.blobs.exists(key):
-            return stage
-    return "published_assignment"
 
 
 def _inactive_submissions(

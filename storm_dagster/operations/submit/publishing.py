@@ -50,6 +50,7 @@ from storm_dagster.operations.submit.staging import (
     read_tasks,
     read_token,
     read_topology,
+    refuse_cancelled,
     write_part,
 )
 from storm_dagster.operations.transactions import (
@@ -171,7 +172,7 @@ def _check_target(view: ClusterView, record: StagingRecord) -> None:
     if record.replaces is None:
         return
     replaced = view.topologies.get(record.replaces)
-    if replaced is None:
+    if replaced is None or replaced.base.status == "KILLED":
         raise NotAlive(
             f"topology {record.replaces} was killed while its replacement was prepared: "
             f"submit {record.name!r} again"
@@ -187,8 +188,14 @@ def _check_target(view: ClusterView, record: StagingRecord) -> None:
 def check_replaceable(topology: TopologyView, doing: str = "replaced") -> None:
     """Raise :class:`Conflict` unless the topology is ACTIVE or INACTIVE.
 
-    In another status it is killed, or a change of it is under way, and it cannot be replaced.
+    In another status a change of it is under way, and it cannot be replaced. :class:`NotAlive` if
+    it is killed.
     """
+    if topology.base.status == "KILLED":
+        raise NotAlive(
+            f"topology {topology.base.name!r} is KILLED and cannot be {doing}: "
+            "wait until it is gone, and submit it again"
+        )
     if topology.base.status not in ("ACTIVE", "INACTIVE"):
         raise Conflict(
             f"topology {topology.base.name!r} is {topology.base.status} and cannot be {doing}: "
@@ -312,8 +319,9 @@ def _publish(
     """Publish the planned topology in one transaction, INACTIVE.
 
     The same transaction marks the token as published, and ends the replaced topology. A
-    :class:`Conflict` of the transaction is a lost race. :class:`NotAlive` if the token has expired,
-    :class:`Conflict` if its topology was published before and is gone.
+    :class:`Conflict` of the transaction is a lost race. :class:`NotAlive` if the token has expired
+    or its submission was cancelled, :class:`Conflict` if its topology was published before and is
+    gone.
     """
     topology_id = record.topology_id
     expired = NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
@@ -324,6 +332,7 @@ def _publish(
     if token_record.topology_id != topology_id:
         # It was used again after it had expired.
         raise expired
+    refuse_cancelled(token, token_record)
     if token_record.published:
         raise Conflict(
             f"{topology_id} was published before and has been killed: submit with a new token"

@@ -160,6 +160,15 @@ def read_token(
     return record, node.version
 
 
+def refuse_cancelled(token: str, record: TokenRecord) -> None:
+    """Raise :class:`NotAlive` if the submission of the record was cancelled."""
+    if record.cancelled_by:
+        raise NotAlive(
+            f"the submission of {record.topology_id} was cancelled by {record.cancelled_by}: "
+            f"submit topology {record.name!r} again, with a token other than {token!r}"
+        )
+
+
 def counter_version(ctx: OperationsContext) -> int:
     """Version of the node that counts topologies and versions of code."""
     version = ctx.cluster.state.get_version(paths.COUNTER)
@@ -190,12 +199,15 @@ def allocate_topology_id(
     in ``epoch``, and launches the run afterwards. A record that has ended, or that no leader
     launches, then restarts; :class:`Fenced` for a deposed leader, also if the record needs no
     write. A run gives no ``request``: a record that has ended is then reopened. :class:`Conflict`
-    if the token belongs to a topology of another name.
+    if the token belongs to a topology of another name, :class:`NotAlive` if its submission was
+    cancelled.
     """
     last_error: Exception | None = None
     for _ in range(_ID_ATTEMPTS):
         stored = read_token(ctx, token, name)
         if stored is not None:
+            record, _ = stored
+            refuse_cancelled(token, record)
             if request is None:
                 return _reopen(ctx, token, stored, epoch)
             return _accept_again(ctx, token, stored, epoch, request, user)
@@ -353,11 +365,18 @@ def write_part(ctx: OperationsContext, token: str, part: Part, document: Any) ->
 
 
 def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
-    """The blob of one part; :class:`NotAlive` names the stage that writes it."""
+    """The blob of one part.
+
+    :class:`NotAlive` names the stage that writes it, or says that the submission was cancelled.
+    """
     key = staging_key(token, part)
     try:
         return ctx.blobs.read(key)
     except KeyNotFound:
+        stored = read_token(ctx, token)
+        if stored is not None:
+            token_record, _ = stored
+            refuse_cancelled(token, token_record)
         stage = _STAGE_OF_PART.get(part, "storm/topology_conf")
         raise NotAlive(
             f"submission {token!r} has no staged {part}, it never got there or has expired: "

@@ -102,7 +102,8 @@ def stage_conf(
 
     Raises :class:`InvalidTopology` before more than the token's record is stored,
     :class:`AlreadyAlive` if the name is taken, :class:`Conflict` if the token's topology was
-    published and no longer exists, and :class:`Unavailable` without a leader.
+    published and no longer exists, :class:`NotAlive` if the submission was cancelled, and
+    :class:`Unavailable` without a leader.
     """
     check_topology_name(name)
     ctx = ctx.accepting_fewer(allow_degraded)
@@ -111,6 +112,7 @@ def stage_conf(
     stored = staging.read_token(ctx, token)
     if stored is not None:
         earlier, _ = stored
+        staging.refuse_cancelled(token, earlier)
     if earlier is not None and replaces is None:
         replaces = _staged_replaces(ctx, token)
     view = ctx.cluster.load_view()

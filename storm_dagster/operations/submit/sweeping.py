@@ -14,7 +14,6 @@ from storm_dagster.model.names import (
     id_of_blob_key,
     placement_key,
 )
-from storm_dagster.model.records import StormBase
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.operations.context import OperationsContext, load_code
 from storm_dagster.operations.steps import shared_steps, step
@@ -83,14 +82,17 @@ def _await_workers(ctx: OperationsContext, topology_id: str, wait_secs: float) -
         ctx.sleep(_WORKER_POLL_SECS)
 
 
-def delete_blobs(ctx: OperationsContext, topology_id: str, base: StormBase) -> None:
-    """Delete the topology's blobs and its staging; missing blobs do not matter."""
+def delete_blobs(ctx: OperationsContext, topology_id: str, name: str, token: str) -> None:
+    """Delete the blobs of a topology and its staging; missing blobs do not matter.
+
+    ``token`` is that of its submission.
+    """
     delete_code(ctx, topology_id)
     for part in PARTS:
-        _delete(ctx, f"delete.staged.{part}", staging_key(base.token, part))
-    newest = newest_token_key(base.name)
+        _delete(ctx, f"delete.staged.{part}", staging_key(token, part))
+    newest = newest_token_key(name)
     # A later submission of the name may have its own token there.
-    if ctx.find_blob(newest) == base.token.encode():
+    if ctx.find_blob(newest) == token.encode():
         _delete(ctx, "delete.newest", newest)
 
 

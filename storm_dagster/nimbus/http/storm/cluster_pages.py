@@ -31,6 +31,7 @@ from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_se
 from storm_dagster.nimbus.http.storm.parameters import READ_ERRORS, IncludeSystem, TopologyId
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.operations.submit.open_tokens import STARTING, StartingTopology
 
 _GUARANTEES = (
     "memoryGuarantee",
@@ -71,7 +72,7 @@ class ClusterPages:
     )
     def summary(self) -> dict[str, Any]:
         """Metrics of the whole cluster."""
-        view = self._reader.view()
+        view, starting = self._reader.listed()
         supervisors = supervisors_of(view, now_secs=int(time.time()))
         size = TopologySize.of(*view.topologies.values())
         total = sum(len(supervisor.info.ports) for supervisor in supervisors)
@@ -83,7 +84,7 @@ class ClusterPages:
         return {
             "stormVersion": self._nimbus.identity.version,
             "supervisors": len(supervisors),
-            "topologies": len(view.topologies),
+            "topologies": len(view.topologies) + len(starting),
             "slotsTotal": total,
             "slotsUsed": used,
             "slotsFree": max(0, total - used),
@@ -207,8 +208,8 @@ class ClusterPages:
         errors=READ_ERRORS,
     )
     def topologies(self) -> dict[str, Any]:
-        """Every topology, in order of its name."""
-        view = self._reader.view()
+        """Every topology, in order of its name; those that are being submitted come last."""
+        view, starting = self._reader.listed()
         copies = self._reader.replication(view.topologies)
         topologies = sorted(
             view.topologies.values(), key=lambda topology: (topology.base.name, topology.id)
@@ -217,6 +218,7 @@ class ClusterPages:
         rows = [
             topology_row(topology, copies.get(topology.id, 0), version) for topology in topologies
         ]
+        rows += [starting_row(topology, version) for topology in starting]
         return {
             "topologies": rows,
             "schedulerDisplayResource": _displays(view.supervisors.values()),
@@ -345,13 +347,38 @@ def topology_row(topology: TopologyView, replication: int, version: str) -> dict
 
     Topologies request no resources: those that their workers were given stand in both places.
     """
-    size = TopologySize.of(topology)
-    uptime_secs = max(0, int(time.time()) - topology.base.launch_time_secs)
+    base = topology.base
     return {
         "id": topology.id,
-        "name": topology.base.name,
-        "owner": topology.base.owner,
-        "status": topology.base.status,
+        "name": base.name,
+        "owner": base.owner,
+        "status": base.status,
+        "encodedId": quote_plus(topology.id),
+        "replicationCount": replication,
+        "stormVersion": version,
+        **_size_fields(TopologySize.of(topology)),
+        **_uptime_fields(max(0, int(time.time()) - base.launch_time_secs)),
+    }
+
+
+def starting_row(topology: StartingTopology, version: str) -> dict[str, Any]:
+    """A topology that is being submitted, as the list and its own page show it."""
+    return {
+        "id": topology.id,
+        "name": topology.name,
+        "owner": topology.owner,
+        "status": STARTING,
+        "encodedId": quote_plus(topology.id),
+        "replicationCount": 0,
+        "stormVersion": version,
+        **_size_fields(TopologySize.of()),
+        **_uptime_fields(topology.uptime_secs(int(time.time()))),
+    }
+
+
+def _size_fields(size: TopologySize) -> dict[str, Any]:
+    """Fields of a topology's row with its size and its resources."""
+    return {
         "tasksTotal": size.tasks,
         "workersTotal": size.workers,
         "executorsTotal": size.executors,
@@ -361,15 +388,14 @@ def topology_row(topology: TopologyView, replication: int, version: str) -> dict
         "assignedTotalMem": size.memory_mb,
         "requestedCpu": size.cpu,
         "assignedCpu": size.cpu,
-        "encodedId": quote_plus(topology.id),
-        "uptime": pretty_secs(uptime_secs),
-        "uptimeSeconds": uptime_secs,
-        "replicationCount": replication,
         "schedulerInfo": None,
         "requestedMemOffHeap": 0.0,
         "assignedMemOffHeap": 0.0,
-        "stormVersion": version,
     }
+
+
+def _uptime_fields(uptime_secs: int) -> dict[str, Any]:
+    return {"uptime": pretty_secs(uptime_secs), "uptimeSeconds": uptime_secs}
 
 
 def _percent(used: float, total: float) -> float:

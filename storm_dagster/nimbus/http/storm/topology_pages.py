@@ -18,7 +18,7 @@ from storm_dagster.core.snapshot.windows import (
 )
 from storm_dagster.core.submission.tasks import with_system_components
 from storm_dagster.http.router import Parameter, Router
-from storm_dagster.model.errors import KeyNotFound
+from storm_dagster.model.errors import KeyNotFound, NotAlive
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.topology import InputSpec
 from storm_dagster.nimbus.http.storm.cluster_pages import topology_row, worker_row
@@ -35,6 +35,7 @@ from storm_dagster.nimbus.http.storm.parameters import (
     TopologyId,
     Window,
 )
+from storm_dagster.nimbus.http.storm.starting_pages import starting_page
 from storm_dagster.nimbus.http.storm.topology_documents import (
     ComponentPage,
     SpoutLag,
@@ -211,8 +212,18 @@ class TopologyPages:
         errors=READ_ERRORS,
     )
     def page(self, name: TopologyId, window: Window, sys: IncludeSystem) -> dict[str, Any]:
-        """The topology with its components and workers."""
-        snapshot = self._reader.snapshot(name)
+        """The topology with its components and workers.
+
+        One that is being submitted has neither.
+        """
+        try:
+            snapshot = self._reader.snapshot(name)
+        except NotAlive:
+            starting = self._reader.starting(name)
+            if starting:
+                return starting_page(starting[0], window, self._nimbus.identity.version)
+            # It may have been published between the two reads.
+            snapshot = self._reader.snapshot(name)
         runnable = self._reader.runnable(snapshot.id)
         conf = self._reader.shown_conf(snapshot.id)
         view = self._reader.view()

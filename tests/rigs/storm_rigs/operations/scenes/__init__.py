@@ -38,6 +38,7 @@ def status_changes() -> list[Verb]:
 SCENES: dict[str, list[tuple[Callable[[World], Scene], tuple[str, ...] | None]]] = {
     "submit": [(lifecycle.submission, None)],
     "kill": [(lifecycle.killing, None)],
+    "cancel_submission": [(lifecycle.cancelling, None)],
     **{verb.name: [(lifecycle.status_change(verb), None)] for verb in status_changes()},
     "rebalance": [(placement.rebalancing, None)],
     "restart": [(lifecycle.restarting, None)],

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from storm_dagster.model.errors import NotAlive
 from storm_dagster.model.names import jar_key
 from storm_dagster.model.verbs import Verb
 from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.submit import submission as stages
+from storm_dagster.operations.submit.staging import read_token
 from storm_rigs.operations.acting import submit
 from storm_rigs.operations.archives import pack_archive
 from storm_rigs.operations.scenes.scene import Scene, due, gone, is_active
@@ -72,6 +77,36 @@ def killing(world: World) -> Scene:
         begun=begun,
         completed=lambda: gone(world, topology_id),
         undone=lambda: is_active(world, topology_id),
+    )
+
+
+def cancelling(world: World) -> Scene:
+    """A kill of a topology that is being submitted, right before its publication."""
+    ctx = world.context()
+    handle = world.upload("h")
+    stages.stage_conf(ctx, name="wc", token="t", handle=handle)
+    stages.stage_code(ctx, token="t")
+    stages.stage_tasks(ctx, token="t")
+    stages.stage_assignment(ctx, token="t")
+
+    def begun() -> bool:
+        stored = read_token(world.context(), "t")
+        return stored is None or stored[0].cancelled_by == "kill"
+
+    def completed() -> None:
+        assert begun()
+        with pytest.raises(NotAlive):
+            stages.publish_assignment(world.context(), token="t")
+        assert not world.cluster.load_view().topologies
+
+    return Scene(
+        world,
+        f"{_LIFECYCLE}:kill",
+        {"name": "wc"},
+        again=lambda ctx: lifecycle.kill(ctx, "wc"),
+        begun=begun,
+        completed=completed,
+        undone=lambda: _nothing(world),
     )
 
 
