@@ -1,9 +1,9 @@
 """Archives of Java class data, which halve the start of ZooKeeper and Spark.
 
-A JVM parses the classes of its jars at each start. With such an archive (Java's AppCDS) it maps them
-instead. A JVM that was started for that purpose writes the archive when it exits, which takes ten
-seconds for Spark: so no JVM that serves a cluster writes one. Each JVM checks at its start that the
-archive belongs to this Java and these jars.
+A JVM parses the classes of its jars at each start. With such an archive (Java's AppCDS) it maps
+them instead. A JVM that was started for that purpose writes the archive when it exits, which takes
+ten seconds for Spark: so no JVM that serves a cluster writes one. Each JVM checks at its start that
+the archive belongs to this Java, and to these jars at these paths.
 """
 
 import hashlib

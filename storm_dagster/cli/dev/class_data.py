@@ -1,7 +1,7 @@
 """Java class data of a local cluster, made by servers that run only for that purpose.
 
-It halves the start of ZooKeeper and Spark (:mod:`storm_dagster.host.class_data`). It is made where a
-machine is prepared: by ``make``, in the images, or in the background of the first ``dev``.
+It halves the start of ZooKeeper and Spark (:mod:`storm_dagster.host.class_data`). It is made where
+a machine is prepared: by ``make``, in the images, or in the background of the first ``dev``.
 """
 
 import os
