@@ -76,10 +76,12 @@ def test_an_outage_restarts_nothing(
 
     def pids() -> list[int]:
         try:
-            lines = (home / "starts").read_text().splitlines()
+            text = (home / "starts").read_text()
         except FileNotFoundError:
             return []
-        return [json.loads(line)["pid"] for line in lines]
+        # A line that is being written may be seen without its end.
+        complete = text.rpartition("\n")[0]
+        return [json.loads(line)["pid"] for line in complete.splitlines()]
 
     try:
         eventually(lambda: as_storm(cluster).supervisor_info("s1"), what="a heartbeat")

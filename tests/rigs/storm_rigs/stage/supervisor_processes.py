@@ -111,10 +111,12 @@ class SupervisorRig:
     def starts(self, topology_id: str | None = None) -> list[dict[str, Any]]:
         """What each stand-in has noted at its start, of all topologies or of one."""
         try:
-            lines = (self.home / "starts").read_text().splitlines()
+            text = (self.home / "starts").read_text()
         except FileNotFoundError:
             return []
-        starts = [json.loads(line) for line in lines]
+        # A line that is being written may be seen without its end.
+        complete = text.rpartition("\n")[0]
+        starts = [json.loads(line) for line in complete.splitlines()]
         return [start for start in starts if topology_id in (None, start["topology_id"])]
 
     def running(self) -> dict[int, int]:
