@@ -68,8 +68,9 @@ def zk_root() -> str:
 
 @pytest.fixture
 def zk_connect(zookeeper_server: str, zk_root: str) -> Iterator[Callable[..., ZkSession]]:
-    """Opens sessions below the test's root (``session_timeout_ms=patience(20_000)`` unless given), closed
-    after it.
+    """Opens sessions below the test's root, closed after it.
+
+    ``session_timeout_ms`` is ``patience(20_000)`` unless given.
     """
     opened: list[ZkSession] = []
 
