@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from kazoo.client import KazooClient
 
+from storm_dagster.testing.waiting import patience
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.root import create_root_node
 from storm_dagster.zk.session import ZkSession
@@ -26,6 +27,7 @@ from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.conf import fresh_root, zookeeper_conf
 
 pytest_plugins = [
+    "busy_machine",
     "work_order",
     "shared_cluster",
     "shared_spark",
@@ -66,13 +68,14 @@ def zk_root() -> str:
 
 @pytest.fixture
 def zk_connect(zookeeper_server: str, zk_root: str) -> Iterator[Callable[..., ZkSession]]:
-    """Opens sessions below the test's root (``session_timeout_ms=20000`` unless given), closed
-    after it.
+    """Opens sessions below the test's root, closed after it.
+
+    ``session_timeout_ms`` is ``patience(20_000)`` unless given.
     """
     opened: list[ZkSession] = []
 
     def connect(**options: object) -> ZkSession:
-        settings = {"root": zk_root, "session_timeout_ms": 20_000, **options}
+        settings = {"root": zk_root, "session_timeout_ms": patience(20_000), **options}
         session = ZkSession(zookeeper_server, **settings)
         opened.append(session)
         return session
@@ -131,7 +134,7 @@ def zk_expire(zookeeper_server: str) -> Callable[[ZkSession], None]:
     def expire(session: ZkSession) -> None:
         identity = session._client.client_id
         assert identity is not None, "the session is not connected"
-        other = KazooClient(hosts=zookeeper_server, timeout=4, client_id=identity)
+        other = KazooClient(hosts=zookeeper_server, timeout=patience(4), client_id=identity)
         other.start()
         other.stop()
         other.close()

@@ -16,11 +16,42 @@ from storm_dagster.client.command import CommandResult, run_cli
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.host.endpoints import ClusterFile, cluster_conf
 from storm_dagster.host.processes import RunFile
-from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.conf import CONF_KEYS, ClusterConf
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience_factor
+from storm_dagster.testing.waiting import patience as multiplied
 
 __all__ = ["CommandResult", "LocalCluster", "run_cli"]
+
+_LIMITS = (
+    "storm.zookeeper.session.timeout",
+    "nimbus.task.timeout.secs",
+    "nimbus.task.launch.secs",
+    "nimbus.supervisor.timeout.secs",
+    "supervisor.worker.start.timeout.secs",
+    "supervisor.worker.timeout.secs",
+    "dagster.graphql.timeout.secs",
+    "dagster.launch.timeout.secs",
+)
+"""Conf keys of limits that a slow machine exceeds although no process failed."""
+
+
+def multiplied_conf(conf: Mapping[str, Any]) -> dict[str, Any]:
+    """Multiply the limits in a cluster's conf by ``STORM_TEST_PATIENCE``.
+
+    Those that ``conf`` does not contain have their defaults. No limit exceeds the maximum of its
+    key.
+    """
+    result = dict(conf)
+    if patience_factor() == 1:
+        return result
+    for key in _LIMITS:
+        declared = CONF_KEYS[key]
+        limit = multiplied(conf.get(key, declared.default))
+        if declared.maximum is not None:
+            limit = min(limit, declared.maximum)
+        result[key] = limit
+    return result
 
 
 class LocalCluster:
@@ -45,6 +76,8 @@ class LocalCluster:
         """Configure the cluster, without a start.
 
         ``timeout`` limits the start, in seconds. ``warm_runs=False`` is ``dev --no-warm-runs``.
+        ``STORM_TEST_PATIENCE`` multiplies all limits: this one, those of the methods, and those in
+        the conf of the cluster (:func:`multiplied_conf`).
         """
         self._warm_runs = warm_runs
         self.home: Path = home.absolute()
@@ -69,10 +102,11 @@ class LocalCluster:
             command += [f"--{name}", str(number)]
         if not self._warm_runs:
             command.append("--no-warm-runs")
-        command += ["--timeout", str(self._timeout)]
-        for key, value in self._conf.items():
+        limit = multiplied(self._timeout)
+        command += ["--timeout", str(limit)]
+        for key, value in multiplied_conf(self._conf).items():
             command += ["-c", f"{key}={json.dumps(value)}"]
-        run_cli(*command, timeout=self._timeout + 90).check()
+        run_cli(*command, timeout=limit + multiplied(90)).check()
         # Tests and measurements begin with a warm cluster.
         eventually(self._warm, self._timeout, "a warm Spark server", interval=0.2)
         return self
@@ -84,7 +118,7 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Stop all its processes."""
-        run_cli("stop", "--json", "--home", str(self.home), timeout=120).check()
+        run_cli("stop", "--json", "--home", str(self.home), timeout=multiplied(120)).check()
 
     def __enter__(self) -> "LocalCluster":
         try:
@@ -118,7 +152,7 @@ class LocalCluster:
 
         ``patience``: seconds for which a call waits for a leader.
         """
-        return NimbusClient.of_cluster(self.conf, self.home, patience=patience)
+        return NimbusClient.of_cluster(self.conf, self.home, patience=multiplied(patience))
 
     # -- requests ----------------------------------------------------------------------------------
     def cli(
@@ -135,7 +169,8 @@ class LocalCluster:
         working folder of the command.
         """
         # `--json` before the arguments: those after a `--` belong to the target.
-        result = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
+        arguments = (verb, "--json", *args)
+        result = run_cli(*arguments, home=self.home, cwd=cwd, timeout=multiplied(timeout))
         return result.check().document if check else result
 
     def show(self, name: str) -> dict[str, Any]:

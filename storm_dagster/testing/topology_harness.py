@@ -30,6 +30,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.fusion import fuse
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
+from storm_dagster.testing.waiting import patience
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.single_process import number_tasks, place_all
 from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
@@ -269,14 +270,15 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         """Run until the topology is idle.
 
         Tuples that bolts keep without acking (batches, windows) do not count. Raises
-        ``TimeoutError`` after ``timeout`` (real) seconds.
+        ``TimeoutError`` after ``timeout`` (real) seconds, multiplied by ``STORM_TEST_PATIENCE``.
         """
-        deadline = time.monotonic() + timeout
+        limit = patience(timeout)
+        deadline = time.monotonic() + limit
         idle_turns = 0
         while idle_turns < _IDLE_TURNS:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"the topology still works after {timeout:g} s: does a spout never end, "
+                    f"the topology still works after {limit:g} s: does a spout never end, "
                     f"or a component not start? errors so far: {self.errors!r:.500}"
                 )
             if self._run_turn():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.testing.cluster import run_cli
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.processes import processes_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -41,7 +41,7 @@ def test_a_signal_ends_everything(tmp_path: Path, number: int) -> None:
         assert json.loads(out.read_text())["supervisors"][0]["id"] == "s1"
         assert len(processes_of(home)) >= 5
         os.kill(int(pid_file.read_text()), number)
-        shell.wait(60)
+        shell.wait(patience(60))
         assert processes_of(home) == []
         assert not (home / "cluster.json").exists()
         remembered = json.loads((home / "dev.json").read_text())

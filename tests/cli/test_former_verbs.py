@@ -13,7 +13,7 @@ import pytest
 
 from storm_dagster.cli.app import FORMER_VERBS, VERBS, cli
 from storm_dagster.testing.cluster import CommandResult, run_cli
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.embedded import server_answers
 from storm_rigs.servers.ports import free_port
 
@@ -121,4 +121,4 @@ def test_status_and_stop_find_a_daemon_of_either_verb(verb: list[str], tmp_path:
         assert rows == [("zookeeper", process.pid, "runs")]
         stopped = run_cli("stop", "--json", home=home).check().document
         assert stopped["ended"] == 1
-        assert process.wait(30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        assert process.wait(patience(30)) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)

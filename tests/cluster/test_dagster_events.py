@@ -18,7 +18,7 @@ import dagster as dg
 import httpx
 import pytest
 
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_ports
 from storm_rigs.stage.daemons import Daemons
 
@@ -81,7 +81,7 @@ class Dagster:
         # The group that this class started: webserver and code server.
         os.killpg(process.pid, signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(patience(20))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

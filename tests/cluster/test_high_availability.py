@@ -25,7 +25,7 @@ from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.task_state import read_task_states
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.chaos.workload import files_below
 from storm_rigs.servers.ensemble import ZooKeeperEnsemble
 from storm_rigs.servers.fault_proxy import FaultProxy
@@ -294,7 +294,7 @@ def test_a_submission_survives_and_what_runs_does_not_notice(
         # Right before it becomes visible: what was read and staged until then is as old as can be.
         if not reached.is_set() and "publish" in point:
             reached.set()
-            harmed.wait(60)
+            harmed.wait(patience(60))
 
     def submit() -> None:
         try:
@@ -307,12 +307,12 @@ def test_a_submission_survives_and_what_runs_does_not_notice(
     asking = threading.Thread(target=submit)
     asking.start()
     try:
-        assert reached.wait(120), f"the submission came to nothing: {answer}"
+        assert reached.wait(patience(120)), f"the submission came to nothing: {answer}"
         end = trouble(world)
     finally:
         harmed.set()
     end()
-    asking.join(240)
+    asking.join(patience(240))
     (topology_id,) = answer
     assert isinstance(topology_id, str), f"the submission ended with {topology_id!r}"
     daemons.heal()
@@ -375,7 +375,7 @@ def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(
             thread.start()
         new = daemons.leader(other_than=old)
     for thread in asking:
-        thread.join(150)
+        thread.join(patience(150))
     assert len(answers) == 3
     assert all(answer.status_code in (409, 503) for answer in answers), [a.text for a in answers]
     eventually(lambda: daemons.leaders() == [new], 60, "one leader")

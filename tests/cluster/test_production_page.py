@@ -29,7 +29,7 @@ import psutil
 import pytest
 
 from storm_dagster.host.java import java_command
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.embedded import zookeeper_jars
 from storm_rigs.servers.postgres import PostgresServer
 
@@ -120,7 +120,7 @@ class Hosts:
                 continue
         for host in self.hosts.values():
             for child in host.services.values():
-                child.wait(30)
+                child.wait(patience(30))
 
     def addresses(self, text: str) -> str:
         """The text with addresses for host names, also in certificates."""
@@ -211,7 +211,7 @@ class Hosts:
             main.wait(timeout)
         except subprocess.TimeoutExpired:
             send(main.pid, signal.SIGKILL)
-            main.wait(30)
+            main.wait(patience(30))
             raise AssertionError(
                 f"{unit} of {name} does not end within {timeout:g} s of TERM"
             ) from None
@@ -220,7 +220,7 @@ class Hosts:
         """``kill -9`` of a main process, which is then started again."""
         main = self.hosts[name].services[unit]
         main.kill()
-        main.wait(30)
+        main.wait(patience(30))
         self.revive()
 
     def revive(self, most: int = 5) -> None:

@@ -30,7 +30,7 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.packaging.archive import bundle_target
 from storm_dagster.testing.cluster import LocalCluster
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.chaos.workload import WordCount, task_states
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(900)]
@@ -226,7 +226,7 @@ def test_a_drained_host_is_empty(cluster: LocalCluster) -> None:
         cluster.cli("kill", "drained", "-w", "0")
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(patience(30))
 
 
 @pytest.mark.long  # in one process they are in every run: tests/operations/test_duplicate_names.py

@@ -16,7 +16,7 @@ import pytest
 from storm_dagster.client.command import run_cli
 from storm_dagster.code_server.server import is_dagsters_own
 from storm_dagster.launcher import WarmRunLauncher
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.dagster.code_server import MODULE, CodeServer
 
 pytestmark = pytest.mark.skipif(
@@ -79,7 +79,7 @@ def test_a_run_is_terminated(server: CodeServer) -> None:
     process = psutil.Process(server.told(run_id)["pid"])
     assert server.instance.run_launcher.terminate(run_id)
     assert server.ended(run_id) == "CANCELED"
-    process.wait(30)
+    process.wait(patience(30))
 
 
 def test_a_run_has_the_code_and_the_files_of_now(server: CodeServer) -> None:
@@ -116,7 +116,7 @@ def test_a_run_ends_with_the_process_that_forked_it(server: CodeServer) -> None:
     assert forks is not None and process.ppid() == forks.pid
     forks.kill()
     # Dagster cannot know its end, and so reports it at once: it must be true.
-    process.wait(30)
+    process.wait(patience(30))
     assert server.ended(run_id) == "FAILURE"
 
 

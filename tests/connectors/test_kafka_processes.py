@@ -21,7 +21,7 @@ import pytest
 
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.operations.live.worker_requests import ask_worker
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.kafka import REAL, KafkaRig
 from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
@@ -334,7 +334,7 @@ def test_other_numbers_of_tasks_under_load_read_everything_once(
         time.sleep(3)
         for process in readers.rig.processes.values():
             process.terminate()
-        assert [process.wait(20) for process in readers.rig.processes.values()] == [0, 0]
+        assert [process.wait(patience(20)) for process in readers.rig.processes.values()] == [0, 0]
         readers.start()
         readers.rig.set_status("ACTIVE")
         readers.wait_for_readers(1, "new workers")

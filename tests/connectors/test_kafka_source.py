@@ -26,7 +26,7 @@ from storm_dagster.connectors import (
 from storm_dagster.connectors.kafka_positions import position_metadata
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.components import CollectBolt, RangeSpout, RejectBolt
 from storm_rigs.servers.kafka import REAL, KafkaRig
 
@@ -211,7 +211,7 @@ class Asker:
     def get_watermark_offsets(self, one: TopicPartition, **how: Any) -> Any:
         if one.partition not in self.leaderless:
             return self.consumer.get_watermark_offsets(one, **how)
-        self.late.wait(20)
+        self.late.wait(patience(20))
         self.said.append(one.partition)
         raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
 

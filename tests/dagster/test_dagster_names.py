@@ -14,6 +14,7 @@ import dagster as dg
 
 import storm_dagster
 from storm_dagster.defs import build_storm_defs
+from storm_dagster.testing.waiting import patience
 
 PACKAGE = Path(storm_dagster.__file__).parent
 GUARDED = (PACKAGE / "code_server" / "server.py", PACKAGE / "web" / "service.py")
@@ -70,7 +71,7 @@ def test_another_release_than_ours_is_refused_with_the_one_to_install() -> None:
         "import storm_dagster.defs"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(120)
     )
     said = done.stderr.strip().splitlines()[-1]
     assert (

@@ -27,6 +27,7 @@ from storm_dagster.defs.declared.deploy import read_actual
 from storm_dagster.defs.declared.topology import workers_markdown
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.model.errors import Conflict, InvalidRequest
+from storm_dagster.testing.waiting import patience
 from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
@@ -413,7 +414,7 @@ def test_a_fresh_project_is_scaffolded_and_checked_with_dg(project: Project) -> 
             env=env,
             capture_output=True,
             text=True,
-            timeout=170,
+            timeout=patience(170),
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

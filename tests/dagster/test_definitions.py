@@ -17,6 +17,7 @@ import yaml
 
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.keys import STAGES
+from storm_dagster.testing.waiting import patience
 
 pytestmark = pytest.mark.dagster
 
@@ -42,7 +43,7 @@ def test_loading_imports_no_pyspark_and_no_pandas() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=patience(120),
     )
     assert json.loads(done.stdout) == []
 
@@ -145,7 +146,7 @@ def test_dagster_validates_the_workspace(arguments: list[str], tmp_path: Path) -
         env=env,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=patience(150),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

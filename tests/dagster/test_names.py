@@ -20,6 +20,7 @@ from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.testing.waiting import patience
 from storm_rigs.dagster.dagster_results import tick_sensor
 from storm_rigs.stage.dagster_world import DagsterWorld, leading_nimbus
 
@@ -151,7 +152,7 @@ def test_two_clusters_and_a_project_validate_as_one_location(tmp_path: Path) -> 
         env={**os.environ, "DAGSTER_HOME": str(tmp_path), "DAGSTER_DISABLE_TELEMETRY": "yes"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=patience(150),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

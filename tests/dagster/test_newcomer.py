@@ -15,6 +15,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from storm_dagster.testing.waiting import patience
 from storm_rigs.dagster.newcomer import PACKAGE, NewcomerProject, inventory
 
 pytestmark = pytest.mark.dagster
@@ -73,7 +74,7 @@ def test_all_that_is_the_projects_own_stays(
         },
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=patience(150),
         check=False,
     )
     assert loaded.returncode == 0, loaded.stdout + loaded.stderr

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from storm_dagster.testing.waiting import patience
 from storm_rigs.stage.daemons import Daemons
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper, pytest.mark.timeout(600)]
@@ -41,7 +42,7 @@ def seen(
         (home / "storm.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
         done = subprocess.run(
             [sys.executable, str(PROGRAM), str(home), str(STEADY)],
-            capture_output=True, text=True, timeout=300, cwd=folder,
+            capture_output=True, text=True, timeout=patience(300), cwd=folder,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-6000:]
         yield json.loads(done.stdout.splitlines()[-1])
@@ -91,7 +92,7 @@ def test_make_says_so_before_it_installs_anything(tmp_path: Path) -> None:
     for target in ("demo", "test"):
         done = subprocess.run(
             ["make", target, f"VENV={tmp_path / 'venv'}"],
-            capture_output=True, text=True, timeout=60, cwd=ROOT,
+            capture_output=True, text=True, timeout=patience(60), cwd=ROOT,
             env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
         )  # fmt: skip
         assert done.returncode != 0

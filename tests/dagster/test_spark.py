@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
+from storm_dagster.testing.waiting import patience
 from storm_rigs.dagster.dagster_results import materialized, step_failure
 from storm_rigs.servers.fault_proxy import FaultProxy
 from storm_rigs.servers.spark_server import SparkServer
@@ -84,7 +85,9 @@ def test_a_users_process_that_ends_leaves_a_session_that_the_url_names(
         "session = SparkResource(home=sys.argv[1], overrides={'spark.remote': sys.argv[2]}).pyspark().spark_session\n"
         "session.sql('set planted = 4711').collect()\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path), url], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), url], check=True, timeout=patience(120)
+    )
     again = SparkSession.builder.remote(url).create()
     try:
         assert again.conf.get("planted") == "4711"
@@ -112,7 +115,7 @@ def test_a_users_process_ends_although_its_spark_server_is_gone(
             assert process.stdout is not None and process.stdout.readline() == "5\n"
             link.close()
             try:
-                process.communicate(timeout=100)
+                process.communicate(timeout=patience(100))
             finally:
                 process.kill()
     assert process.returncode == 0

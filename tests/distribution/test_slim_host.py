@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from storm_dagster.host.processes import RunFile
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_ports
 from storm_rigs.stage.daemons import Daemons
 
@@ -273,7 +273,7 @@ def test_a_slim_host_runs_the_tasks_of_a_topology(
             assert httpx.get(f"{url}/healthz", trust_env=False, timeout=30).status_code == 200
         finally:
             supervisor.terminate()
-            supervisor.wait(60)
+            supervisor.wait(patience(60))
             for record in RunFile.read_all(here):
                 record.signal(signal.SIGKILL)
     assert "Traceback" not in log.read_text()

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from storm_dagster.host.processes import RunFile
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.product.console import SILENT, ConsoleCommand, console_commands, difference
 
 pytestmark = [
@@ -87,7 +87,7 @@ class Reader:
         elif typed.program in SILENT:
             assert self.run(command) == "", typed
         elif command.split()[1] in LOOKS:
-            deadline = time.monotonic() + LOOK_SECS
+            deadline = time.monotonic() + patience(LOOK_SECS)
             while self._compare(typed, said := self.run(command)) and time.monotonic() < deadline:
                 time.sleep(1)
             self._hold(typed, said)

@@ -21,6 +21,7 @@ from storm_dagster.local.code import load_code, make_importable, prepare_topolog
 from storm_dagster.local.tail import sinks
 from storm_dagster.local.topology_run import RunLimits, TopologyRun
 from storm_dagster.model.conf import default_conf
+from storm_dagster.testing.waiting import patience
 
 HERE = Path(__file__).parent
 TOPOLOGIES = str(HERE / "topologies.py")
@@ -160,7 +161,7 @@ def test_ctrl_c_ends_the_run_with_its_table(tmp_path: Path) -> None:
     process = start("Endless", folder=tmp_path)
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=patience(60))[0]
     assert process.returncode == 0 and "Endless ended after" in output and "(Ctrl-C)" in output
     assert list(tmp_path.iterdir()) == []
 
@@ -171,7 +172,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_component(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=8)
+    process.communicate(timeout=patience(8))
     assert process.returncode == 130
     assert list(tmp_path.iterdir()) == []
 
@@ -231,7 +232,7 @@ def test_memory_of_a_run_does_not_grow(tmp_path: Path) -> None:
     def measure() -> None:
         while len(sizes) < 10:
             passes = endless.passes
-            assert poll(lambda at=passes: endless.passes > at + 300, timeout=60)
+            assert poll(lambda at=passes: endless.passes > at + 300, timeout=patience(60))
             sizes.append(tracemalloc.get_traced_memory()[0])
         endless.stop("measured")
 

@@ -17,7 +17,7 @@ from storm_dagster.model.conf_layers import SUBMITTED_KEYS
 from storm_dagster.model.removed_keys import REMOVED_KEYS, RENAMED_KEYS
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.testing.cluster import run_cli
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.stage.records import WORD_COUNT
 
 FORMER_VALUES: dict[str, Any] = {
@@ -129,7 +129,7 @@ def test_the_log_file_of_a_daemon_has_the_warnings(role: str, tmp_path: Path) ->
         )
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(patience(30))
 
 
 def test_the_field_of_stored_code_is_not_a_conf_key() -> None:

@@ -21,6 +21,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.operation_record import OperationRecord
 from storm_dagster.model.records import EpochRecord, StormBase, decode_record, encode_record
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport, NoResponse
+from storm_dagster.testing.waiting import patience
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.dagster_webserver import DagsterServer
@@ -121,7 +122,9 @@ def upload(nimbus: NimbusThread) -> str:
 
 def submit(nimbus: NimbusThread, name: str, token: str, handle: str) -> httpx.Response:
     document = {"name": name, "handle": handle, "token": token}
-    return httpx.post(f"{nimbus.url}/v1/submit", json=document, timeout=180, trust_env=False)
+    return httpx.post(
+        f"{nimbus.url}/v1/submit", json=document, timeout=patience(180), trust_env=False
+    )
 
 
 def runs_of(server: DagsterServer, token: str) -> list[str]:

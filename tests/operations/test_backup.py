@@ -16,7 +16,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.names import jar_key
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing import TopologyHarness, run_topology
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.components import Words
 from storm_rigs.operations import mixed_cluster
@@ -41,7 +41,7 @@ def test_a_cluster_comes_back_from_copies_of_its_folders(tmp_path: Path) -> None
             "storm.zookeeper.servers": [server.host],
             "storm.zookeeper.port": server.port,
             "storm.zookeeper.root": "/storm",
-            "storm.zookeeper.session.timeout": 10_000,
+            "storm.zookeeper.session.timeout": patience(10_000),
         }
         cluster = StormClusterState.open(conf, create_root=create)
         return World(cluster, LocalBlobStore(blobs), conf)

@@ -22,7 +22,7 @@ from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.operations.live import cleaner, lifecycle
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.transactions import append_change
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.gray_upgrades import upgrades_under_way
@@ -119,7 +119,7 @@ def costs(zookeeper_server: str, zk_root: str, tmp_path: Path) -> Iterator[Costs
         "storm.zookeeper.servers": [host],
         "storm.zookeeper.port": int(port),
         "storm.zookeeper.root": zk_root,
-        "storm.zookeeper.session.timeout": 20000,
+        "storm.zookeeper.session.timeout": patience(20000),
         "task.cleanup.timeout.sec": 0,
     }
     with StormClusterState.open(conf, create_root=True) as cluster, count_requests() as counts:

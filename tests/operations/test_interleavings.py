@@ -40,6 +40,7 @@ from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.staging import read_record
+from storm_dagster.testing.waiting import patience
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.operations.acting import finish_due, submit, upgrade
 from storm_rigs.operations.archives import pack_archive
@@ -531,7 +532,10 @@ class Cluster(RuleBasedStateMachine):
 
 def test_any_interleaving_keeps_the_invariants(zookeeper_server: str, tmp_path: Path) -> None:
     def make() -> World:
-        conf = {**zookeeper_conf(zookeeper_server), "storm.zookeeper.session.timeout": 20000}
+        conf = {
+            **zookeeper_conf(zookeeper_server),
+            "storm.zookeeper.session.timeout": patience(20000),
+        }
         blobs = LocalBlobStore(Path(tempfile.mkdtemp(dir=tmp_path)))
         cluster = StormClusterState.open(conf, create_root=True)
         made = World(cluster, blobs, {**conf, "task.cleanup.timeout.sec": 0})

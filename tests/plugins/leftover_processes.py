@@ -14,6 +14,8 @@ import uuid
 import psutil
 import pytest
 
+from storm_dagster.testing.waiting import patience
+
 MARK = "STORM_DAGSTER_TEST_RUN"
 GRACE = 20.0
 """Seconds that a process may take to end after its signal."""
@@ -57,7 +59,7 @@ class LeftoverProcesses:
         """Fail the run for what is left."""
         factory = getattr(session.config, "_tmp_path_factory", None)
         self.folder = f"{factory.getbasetemp()}/" if factory is not None else None
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + patience(GRACE)
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.2)
         if not left:

@@ -25,7 +25,7 @@ from storm_dagster.api.spark.bridge import make_deliver
 from storm_dagster.host.processes import RunFile
 from storm_dagster.nimbus.thrift.idl import decoder
 from storm_dagster.operations.live.worker_requests import ask_worker
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.protocols.fuzz_messages import (
     batch_messages,
     http_messages,
@@ -152,7 +152,7 @@ def nimbus(zookeeper_server: str, tmp_path_factory: pytest.TempPathFactory) -> I
         yield eventually(leads, 60, "a leading nimbus", ignore=(httpx.HTTPError,))
     finally:
         child.terminate()
-        child.wait(30)
+        child.wait(patience(30))
 
 
 @pytest.mark.zookeeper
@@ -206,7 +206,7 @@ def test_the_socket_of_a_worker(stage: Stage) -> None:
     tasks = {"split": "1", "__acker": "2", "__topology_master": "3", "lines": "4"}
     # A worker whose session has ended answers no request: on a busy machine that would not be the
     # attack.
-    stage.conf["storm.zookeeper.session.timeout"] = 20_000
+    stage.conf["storm.zookeeper.session.timeout"] = patience(20_000)
     rig = stage.workers(builder, tasks, code=WORDS)
     port = free_port()
     rig.assign({("s1", port): "1-4"})

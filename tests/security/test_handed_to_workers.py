@@ -13,6 +13,7 @@ from storm_dagster.core.slots.model import Work
 from storm_dagster.model.conf import SECRET_KEYS, default_conf
 from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.localizer import LocalCode
+from storm_dagster.testing.waiting import patience
 
 ENVIRONMENT = (
     *(
@@ -61,7 +62,7 @@ def test_no_credentials_of_dagster_reach_a_worker(
     launched = Launcher(tmp_path, "s1", "127.0.0.1", conf).launch(
         6900, Work("a-1-1", "a-1-1"), LocalCode(code, "0" * 64)
     )
-    assert launched.process.child is not None and launched.process.child.wait(30) == 0
+    assert launched.process.child is not None and launched.process.child.wait(patience(30)) == 0
     (folder,) = (tmp_path / "workers").iterdir()
     written = {file.name: file.read_text() for file in folder.rglob("*") if file.is_file()}
     assert (

@@ -28,6 +28,7 @@ from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
 from storm_dagster.security import peers
 from storm_dagster.security.peers import can_identify_peers, owners_only, peer_user
 from storm_dagster.security.settings import Security
+from storm_dagster.testing.waiting import patience
 from storm_dagster.worker.dataplane.transport import Transport, _duplicate
 
 pytestmark = pytest.mark.skipif(
@@ -71,7 +72,7 @@ Service = Callable[[bool], int]
 
 def asked(port: int, sent: bytes, user: int, host: str = "127.0.0.1") -> bytes:
     command = [sys.executable, "-Sc", _ASK, str(user), host, str(port), sent.hex()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60), check=True)
     return bytes.fromhex(done.stdout.strip())
 
 
@@ -137,7 +138,9 @@ def test_a_worker_ends_connections_of_another_user() -> None:
                 str(transport.port),
                 "1" if served else "30",
             ]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=patience(60), check=True
+            )
             assert (int(done.stdout) == 1) is served, f"it connected {done.stdout} times"
     finally:
         transport.close()

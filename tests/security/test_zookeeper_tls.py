@@ -28,7 +28,7 @@ from storm_dagster.security.exposure import make_private
 from storm_dagster.security.settings import zookeeper_tls
 from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.localizer import LocalCode
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.connection import make_client
 from storm_dagster.zk.embedded import server_answers
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -81,7 +81,7 @@ class Server:
             "storm.zookeeper.ssl.enable": True,
             "storm.zookeeper.ssl.truststore.path": str(self.ca),
             "storm.zookeeper.ssl.keystore.path": str(self.client),
-            "storm.zookeeper.session.timeout": 8000,
+            "storm.zookeeper.session.timeout": patience(8000),
             **{f"storm.zookeeper.{key.replace('__', '.')}": value for key, value in values.items()},
         }
 

@@ -47,7 +47,9 @@ def session(spark_remote: str) -> Iterator[SparkSession]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "tasks_of_group", [TASKS_OF_GROUP, 20], ids=["one stage", "several partitions"]
+    "tasks_of_group",
+    [pytest.param(TASKS_OF_GROUP, marks=pytest.mark.long), 20],
+    ids=["one stage", "several partitions"],
 )
 # An example takes seconds: it is many clusters at once.
 @settings(max_examples=settings().max_examples // 50)

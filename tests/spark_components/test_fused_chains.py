@@ -25,7 +25,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.fusion import CHAIN_KEY, FUSED_ROWS, fuse, fused_components
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
 from storm_rigs.worker.spark_component import start
@@ -268,7 +268,7 @@ def test_a_killed_owner_repeats_its_batch_under_the_same_id(
         rig.start(*two)
         eventually(lambda: committed() >= 1, 120, "the first batch")
         owner.kill()
-        owner.wait(30)
+        owner.wait(patience(30))
         before = committed()
         rig.start(*one)
         eventually(lambda: committed() == FILES, 150, "all batches")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.api import SparkBolt, SparkSpout, TopologyBuilder
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_port
 from storm_rigs.servers.spark_server import SparkServer
 from storm_rigs.stage.builder import Stage
@@ -112,11 +112,11 @@ def test_every_word_is_counted_once(seed: int, tmp_path: Path, stage: Stage) -> 
             if isinstance(victim, str):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(server.process.pid, signal.SIGKILL)
-                server.process.wait(30)
+                server.process.wait(patience(30))
                 server.start()
             else:
                 workers[victim].kill()
-                workers[victim].wait(30)
+                workers[victim].wait(patience(30))
                 workers[victim] = rig.start(*victim)
             # A batch for each file. One that was committed just before the kill has none after it.
             eventually(

@@ -17,7 +17,7 @@ from storm_dagster.api.spark.session import drop_worker_session, worker_session
 from storm_dagster.security.spark_remote import remote_with_session
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.spark.session import open_connect
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.worker_processes import WorkerRig
@@ -148,7 +148,7 @@ def test_a_worker_that_is_stopped_leaves_no_session_on_the_server(
         process = rig.start(*slot)
         eventually(lambda: noted.exists() and len(noted.read_text().split()) == 2, 240, "a batch")
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(patience(20)) == 0
     finally:
         rig.stop()
     session_id = noted.read_text().split()[0]

@@ -18,7 +18,7 @@ import pytest
 from storm_dagster.api import Bolt, ReliableSpout, SparkBolt, TopologyBuilder, Tuple
 from storm_dagster.api.spark.session import drop_worker_session, worker_session
 from storm_dagster.model.wire import DeadLetterQuery
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_port
 from storm_rigs.servers.spark_server import SparkServer
 from storm_rigs.stage.local_workers import LocalWorkers
@@ -84,7 +84,7 @@ def server(tmp_path: Path) -> Iterator[SparkServer]:
 def kill(server: SparkServer) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.process.pid, signal.SIGKILL)
-    server.process.wait(30)
+    server.process.wait(patience(30))
 
 
 @pytest.fixture
@@ -160,8 +160,10 @@ def test_no_tuple_is_given_up_while_spark_is_away(
     server: SparkServer, workers: Callable[[str, float], LocalWorkers], function: str
 ) -> None:
     # Four times as long as a tuple may take: its three tries would be used up.
-    running = workers(function, 4)
-    spout, errors = run_through_an_outage(server, running, rate=50, outage_secs=16, before_secs=2)
+    running = workers(function, patience(4))
+    spout, errors = run_through_an_outage(
+        server, running, rate=50, outage_secs=patience(16), before_secs=2
+    )
     assert not spout.letters.answer(DeadLetterQuery(0))["entries"], "no dead letter"
     assert {-n for n in Seen.numbers} == set(range(spout.instance.emitted)), (
         "every tuple is processed"

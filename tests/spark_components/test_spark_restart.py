@@ -16,7 +16,7 @@ import pytest
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token
 from storm_dagster.spark.server import spark_connect_command, spark_environment
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_port
 from storm_rigs.servers.spark_server import wait_until_ready
 from storm_rigs.stage.builder import Stage
@@ -83,7 +83,7 @@ class Server:
     def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(patience(30))
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_spark_killed_in_the_middle_loses_nothing(rig: tuple[WorkerRig, Server])
     workers.start(*two)
     eventually(lambda: len(rows()) >= 2 * LINES, 120, "the first lines")
     os.kill(server.process.pid, signal.SIGKILL)
-    server.process.wait(30)
+    server.process.wait(patience(30))
     assert {line for line, _ in rows()} < expected, (
         "it must be killed before the end to show anything"
     )

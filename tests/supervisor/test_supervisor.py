@@ -21,7 +21,7 @@ from storm_dagster.host.processes import RunFile
 from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model import paths
 from storm_dagster.model.records import EpochRecord, encode_record
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread
 from storm_rigs.operations.storm_client import as_storm
 from storm_rigs.servers.blob_server import BlobServer, zip_bytes
@@ -188,7 +188,7 @@ def test_a_worker_that_always_crashes_backs_off_without_disturbing_others(
     eventually(lambda: crashes() >= 4, 60, "the crashes on disk", ignore=(OSError, StopIteration))
     # The back-off goes on where it was when the supervisor is started again.
     first.kill()
-    first.wait(timeout=60)
+    first.wait(timeout=patience(60))
     before = crashes()
     rig.supervisor()
     eventually(
@@ -240,7 +240,7 @@ def test_workers_outlive_a_killed_supervisor_and_its_successor_adopts_them(
     eventually(lambda: rig.info(), what="a heartbeat")
     before = rig.running()
     first.kill()
-    first.wait(timeout=60)
+    first.wait(timeout=patience(60))
     assert rig.running() == before
     os.kill(before[6901], signal.SIGKILL)  # dies unseen
     rig.supervisor()
@@ -276,7 +276,7 @@ def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: SupervisorRig, da
     eventually(lambda: state.exists() and b'"pid"' in state.read_bytes(), what="the state file")
     before = rig.running()
     first.kill()
-    first.wait(timeout=60)
+    first.wait(timeout=patience(60))
     raw = state.read_bytes()
     if damage == "removed":
         state.unlink()
@@ -316,7 +316,7 @@ def test_a_stopped_supervisor_leaves_its_workers(rig: SupervisorRig) -> None:
     before = eventually(lambda: rig.running(), what="the worker")
     eventually(lambda: rig.info(), what="a heartbeat")
     process.terminate()
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=patience(20)) == 0
     assert rig.running() == before
     assert not rig.cluster.state.exists(paths.supervisor("s1"))
     assert not (rig.home / "run/supervisor-s1.json").exists()
@@ -383,12 +383,12 @@ def test_a_restart_replaces_each_worker_once_despite_an_absent_supervisor(
     rig.assign("wc-1-1", 6900, 6901, restarts=1)
     before = eventually(lambda: replaced(before), what="new processes in both slots")
     first.kill()
-    first.wait(timeout=60)
+    first.wait(timeout=patience(60))
     rig.assign("wc-1-1", 6900, 6901, restarts=2)
     second = rig.supervisor()
     before = eventually(lambda: replaced(before), what="new processes again")
     second.kill()
-    second.wait(timeout=60)
+    second.wait(timeout=patience(60))
     rig.supervisor()
     os.kill(before[6901], signal.SIGKILL)
     after = eventually(
@@ -441,7 +441,7 @@ def test_absence_of_the_root_is_no_order(rig: SupervisorRig) -> None:
     assert rig.log().count("holds no cluster") == count
     # a restarted supervisor remembers its cluster as well
     first.kill()
-    first.wait(timeout=60)
+    first.wait(timeout=patience(60))
     said = rig.log().count("belongs to cluster another")
     rig.supervisor()
     eventually(
@@ -482,9 +482,9 @@ def test_a_supervisor_id_in_use_and_bad_ports_are_refused(
 ) -> None:
     rig.supervisor()
     eventually(lambda: rig.info(), what="a heartbeat")
-    assert rig.supervisor().wait(timeout=30) != 0
+    assert rig.supervisor().wait(timeout=patience(30)) != 0
     assert "another supervisor 's1' runs in" in rig.log()
-    assert rig.supervisor("s2", (6900, 6900)).wait(timeout=30) != 0
+    assert rig.supervisor("s2", (6900, 6900)).wait(timeout=patience(30)) != 0
     assert "names 6900 twice" in rig.log("s2")
 
 
@@ -575,7 +575,7 @@ def test_supervisors_share_a_home_without_touching_each_others_workers(rig: Supe
     rig.supervisor("s2", (6910,))
     eventually(lambda: rig.info("s2"), what="the second supervisor")
     first.kill()
-    first.wait(timeout=60)
+    first.wait(timeout=patience(60))
     eventually(lambda: rig.info("s1") is None, what="the loss of the first")
     assert rig.running() == before
 
@@ -583,7 +583,7 @@ def test_supervisors_share_a_home_without_touching_each_others_workers(rig: Supe
 def test_workers_outlive_a_suspension_of_the_supervisor(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
-    process = rig.supervisor(supervisor__worker__timeout__secs=2)
+    process = rig.supervisor(supervisor__worker__timeout__secs=patience(2))
     before = eventually(lambda: rig.running(), what="the worker")
     eventually(lambda: "-> running" in rig.log(), what="its first beat")
     process.send_signal(signal.SIGSTOP)
@@ -608,7 +608,7 @@ def test_an_unhealthy_host_ends_its_workers_and_offers_no_slot(rig: SupervisorRi
     )
     eventually(lambda: not rig.running(), what="no worker")
     process.terminate()
-    process.wait(timeout=20)
+    process.wait(timeout=patience(20))
     (rig.home / "unfit").unlink()
     rig.supervisor(supervisor__health__check__dir=str(scripts))
     eventually(
@@ -626,7 +626,7 @@ def test_a_full_disk_ends_no_worker_and_withdraws_the_free_slots(
     rig.home = small_disk
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
-    rig.supervisor(supervisor__worker__timeout__secs=5)
+    rig.supervisor(supervisor__worker__timeout__secs=patience(5))
     eventually(lambda: 6900 in rig.running(), what="the worker")
     pid = rig.running()[6900]
     beat = HeartbeatThread(

@@ -16,6 +16,7 @@ from storm_dagster.model.conf_layers import SUBMITTED_KEYS
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.supervisor.launcher import SPEC, Launcher
 from storm_dagster.supervisor.localizer import LocalCode
+from storm_dagster.testing.waiting import patience
 from storm_dagster.worker.runtime.process import _load
 from storm_rigs.stage.records import WORD_COUNT
 
@@ -37,7 +38,7 @@ def start(home: Path, cluster: dict[str, Any], stored: dict[str, Any]) -> tuple[
     (code / "stormcode.ser").write_text(json.dumps(WORD_COUNT))
     launcher = Launcher(home, "s1", "127.0.0.1", cluster)
     launched = launcher.launch(6900, Work("a-1-1", "a-1-1"), LocalCode(code, "0" * 64))
-    assert launched.process.child is not None and launched.process.child.wait(30) == 0
+    assert launched.process.child is not None and launched.process.child.wait(patience(30)) == 0
     (folder,) = (home / "workers").iterdir()
     return WorkerSpec.read(folder / SPEC), (folder / "environment").read_text()
 

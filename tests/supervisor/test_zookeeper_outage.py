@@ -16,7 +16,7 @@ from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.processes import start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.supervisor.daemon import run
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.operations.storm_client import as_storm
 from storm_rigs.servers.blob_server import BlobServer
@@ -47,15 +47,15 @@ def test_an_outage_restarts_nothing(
     home.mkdir()
     keys = {
         **zookeeper_conf(server.address),
-        "storm.zookeeper.session.timeout": 1000,
+        "storm.zookeeper.session.timeout": patience(1000),
         "nimbus.seeds": [blob_server.url.removeprefix("http://")],
         "supervisor.heartbeat.frequency.secs": 1,
         "supervisor.worker.shutdown.sleep.secs": 0.5,
-        "supervisor.worker.timeout.secs": 30,
+        "supervisor.worker.timeout.secs": patience(30),
     }
     blob_server.put_code("wc-1-1", {"topology.python": stand_in})
     cluster = StormClusterState.open(
-        {**keys, "storm.zookeeper.session.timeout": 30_000}, create_root=True
+        {**keys, "storm.zookeeper.session.timeout": patience(30_000)}, create_root=True
     )
     as_storm(cluster).set_assignment(
         "wc-1-1",
@@ -76,10 +76,12 @@ def test_an_outage_restarts_nothing(
 
     def pids() -> list[int]:
         try:
-            lines = (home / "starts").read_text().splitlines()
+            text = (home / "starts").read_text()
         except FileNotFoundError:
             return []
-        return [json.loads(line)["pid"] for line in lines]
+        # A line that is being written may be seen without its end.
+        complete = text.rpartition("\n")[0]
+        return [json.loads(line)["pid"] for line in complete.splitlines()]
 
     try:
         eventually(lambda: as_storm(cluster).supervisor_info("s1"), what="a heartbeat")
@@ -99,7 +101,7 @@ def test_an_outage_restarts_nothing(
         fresh.disconnect()
     finally:
         stop.set()
-        daemon.join(timeout=20)
+        daemon.join(timeout=patience(20))
         cluster.disconnect()
         for pid in pids():
             arguments = Path(f"/proc/{pid}/cmdline")

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
+from storm_dagster.testing.waiting import patience
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
 
 # A session that outlives pauses of a loaded machine: leadership is not what is tested here.
-LASTING = {"storm.zookeeper.session.timeout": 20_000}
+LASTING = {"storm.zookeeper.session.timeout": patience(20_000)}
 
 
 @pytest.fixture

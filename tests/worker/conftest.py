@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
+from storm_dagster.testing.waiting import patience
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.worker_processes import WorkerRig
 
@@ -122,7 +123,7 @@ def make_rig(stage: Stage) -> Callable[..., WorkerRig]:
             "topology.message.timeout.secs": 5,
             "task.heartbeat.frequency.secs": 0.5,
             "task.refresh.poll.secs": 2,
-            "nimbus.task.timeout.secs": 3,
+            "nimbus.task.timeout.secs": patience(3),
             **(conf or {}),
         }
         return stage.workers(builder, tasks, code=CODE, conf=settings)

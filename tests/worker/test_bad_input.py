@@ -16,7 +16,7 @@ from storm_dagster.api import Bolt, Grouping, Spout, Stream, Topology, TopologyB
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.components import DiscardBolt, Numbers
 from storm_rigs.operations.storm_client import as_storm
 from storm_rigs.servers.ports import free_port
@@ -285,7 +285,7 @@ def test_a_spout_may_emit_in_ack_and_survives_raising_there(
     topology: type[Topology], ackers: int
 ) -> None:
     with TopologyHarness(topology, conf={"topology.acker.executors": ackers}) as harness:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         while time.monotonic() < deadline:
             harness.run()
             if len(harness.tasks("chain")[0].acked) == 21:

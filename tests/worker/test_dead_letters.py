@@ -37,7 +37,7 @@ from storm_dagster.nimbus.requests.running_workers import dead_letters
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.security.settings import Security
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.worker.state.letters import DeadLetterLog
 from storm_rigs.components import HoldBolt
 from storm_rigs.operations.storm_client import as_storm
@@ -244,7 +244,7 @@ def test_a_poison_tuple_becomes_a_letter_and_the_rest_flows(
 
 
 def run_until(harness: TopologyHarness, done: Callable[[Any], bool]) -> Any:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patience(120)
     while not done(result := harness.run(timeout=60)) and time.monotonic() < deadline:
         time.sleep(0.005)
     if done(result):

@@ -22,6 +22,7 @@ from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.records import StateHome
 from storm_dagster.model.values import encode_value
 from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.waiting import patience
 from storm_dagster.worker.state import former, storage
 from storm_dagster.worker.state import letters as letters_module
 from storm_dagster.worker.state.letters import DeadLetterLog
@@ -117,7 +118,7 @@ def test_state_of_a_killed_worker_is_read_with_its_last_transactions(
     folder: Path, path: Path
 ) -> None:
     program = WRITER.format(path=[*sys.path, str(Path(__file__).parent)], target=str(path))
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], timeout=patience(60), check=False)
     assert done.returncode == 9 and path.with_name("4.sqlite3-wal").stat().st_size > 0
     state = opened(folder, opening=3)
     assert dict(state.items()) == VALUES and state.applied_ids() == {"line-1"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.worker_processes import WorkerRig
 
@@ -159,7 +159,7 @@ def test_nothing_is_applied_twice_by_a_graceful_stop(
                 what="all numbers are acked",
             )
         rig.processes[two].terminate()
-        assert rig.processes[two].wait(30) == 0
+        assert rig.processes[two].wait(patience(30)) == 0
         eventually(
             lambda: words(rig.folder / "last") == ["bye"] * stop,  # noqa: B023
             timeout=60,
@@ -187,7 +187,7 @@ def test_the_last_acks_reach_a_spout_that_stops_at_the_same_time(
     for slot in (one, two):
         rig.processes[slot].terminate()
     for slot in (one, two):
-        assert rig.processes[slot].wait(30) == 0
+        assert rig.processes[slot].wait(patience(30)) == 0
     assert words(rig.folder / "counted") == [f"total {len(set(words(rig.folder / 'acked')))}"]
 
 
@@ -215,7 +215,7 @@ def test_a_reliable_spout_gives_up_nothing_while_workers_are_replaced(
             what="numbers are acked",
         )
         rig.processes[slot].terminate()
-        assert rig.processes[slot].wait(30) == 0
+        assert rig.processes[slot].wait(patience(30)) == 0
         rig.start(*slot)
     eventually(rig.running, timeout=90, what="the workers run")
     (rig.folder / "enough").touch()

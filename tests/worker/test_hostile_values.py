@@ -31,6 +31,7 @@ from storm_dagster.api import (
     WindowedBolt,
 )
 from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.waiting import patience
 from storm_rigs.components import DiscardBolt, Numbers
 
 pytestmark = pytest.mark.fuzz
@@ -328,7 +329,7 @@ def test_every_tuple_of_a_spout_is_heard_of_once(
     builder.set_bolt("takes", DiscardBolt, inputs={"source": Grouping.fields("v")}, par=par)
     with tempfile.TemporaryDirectory() as folder:
         with TopologyHarness(builder, simulated=True, state_dir=Path(folder)) as harness:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + patience(60)
             while Source.at[0] < len(Source.plan) or not set(Source.emitted) <= set(Source.heard):
                 assert time.monotonic() < deadline, (Source.at, Source.emitted, Source.heard)
                 harness.run(timeout=60)

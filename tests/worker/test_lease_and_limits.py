@@ -14,6 +14,7 @@ from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.slot import Slot
 from storm_dagster.testing.task_state import open_task_state, read_task_states
+from storm_dagster.testing.waiting import patience
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.state.storage import open_task_log
 from storm_dagster.worker.state.task_store import TaskStore, task_folder
@@ -143,7 +144,7 @@ def test_a_worker_imports_no_heavy_package() -> None:
         "bad |= {'email', 'importlib.metadata', 'difflib'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=patience(60))
 
 
 def test_models_of_users_get_the_plugins_of_pydantic_and_ours_do_not(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_models_of_users_get_the_plugins_of_pydantic_and_ours_do_not(tmp_path: P
         "assert plug.plugin.seen == ['Mine'] and version('plug') == '1', plug.plugin.seen"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=patience(60), env=environment)
 
 
 def test_unreported_tasks_die_after_the_launch_window_silent_ones_after_the_timeout() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from storm_dagster.api import Grouping, ShellBolt, ShellSpout, Stream, Topology
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.worker.multilang.process import ShellProcess, read_message
 from storm_rigs.components import CountBolt, Sentences
 from storm_rigs.worker.shell_programs import BEGINNING
@@ -118,7 +118,7 @@ def test_a_component_of_these_packages_runs_unchanged(tmp_path: Path, package: s
 def test_a_pystorm_spout_runs_unchanged_and_hears_its_acks(tmp_path: Path) -> None:
     root = archive(tmp_path, words=WORDS)
     with TopologyHarness(WithShellSpout, archive=root) as harness:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patience(30)
         done: list[str] = []
         while len(done) < 3 and time.monotonic() < deadline:
             harness.engine.run(time.monotonic())

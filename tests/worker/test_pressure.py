@@ -17,7 +17,7 @@ from storm_dagster.api import Bolt, Grouping, ReliableSpout, Spout, Topology, To
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import DeadLetterQuery, Frame, decode_frame, encode_frame
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.worker.dataplane.routes import RemoteLink
 from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.transport import _DROP_BYTES, Transport
@@ -308,13 +308,13 @@ def test_no_tuple_times_out_while_its_bolt_waits_for_a_target(
     builder = TopologyBuilder("away")
     builder.set_spout("numbers", Counted)
     builder.set_bolt("waits", Waits, inputs="numbers", outputs=[])
-    conf = {"topology.message.timeout.secs": 1, "topology.dead.letter.tries": 3}
+    conf = {"topology.message.timeout.secs": patience(1), "topology.dead.letter.tries": 3}
     running = workers(builder, slots, conf, tmp_path)
     spout, bolt = running.runner("numbers"), running.runner("waits")
     eventually(lambda: running.turn() or spout.held, 60, "the spout waits", interval=0.002)  # type: ignore[func-returns-value]
     began = time.monotonic()
     # Longer than all tries of a tuple, and than an acker keeps a tree.
-    while time.monotonic() - began < 6:
+    while time.monotonic() - began < patience(6):
         running.turn()
         time.sleep(0.002)
     waiting = spout.instance.number

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.tasks.spouts import SpoutBase
 from storm_rigs.components import Numbers, RangeSpout
@@ -119,7 +119,7 @@ class BlockingSource(Topology):
 def test_a_blocking_spout_respects_max_pending_and_hears_its_acks() -> None:
     with TopologyHarness(BlockingSource) as harness:
         spout = None
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         most = 0
         while time.monotonic() < deadline:
             harness.engine.run(time.monotonic())
@@ -278,7 +278,7 @@ class Gated(Bolt):
 
     def process(self, tup: Tuple) -> None:
         self.inside = True
-        self.gate.wait(20)
+        self.gate.wait(patience(20))
 
     def process_tick(self, tup: Tuple) -> None:
         self.ticks += 1

@@ -19,7 +19,7 @@ from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.records import MetricIds, decode_record
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.task_state import read_task_states
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.operations.beats import read_beats
 from storm_rigs.operations.storm_client import as_storm
 from storm_rigs.servers.ports import free_port
@@ -116,7 +116,7 @@ def test_counts_every_line_once_and_reports(
     assert "stacks" in ask_worker("127.0.0.1", slots[0][1], node.token, "stacks", 20)
     for process in rig.processes.values():
         process.terminate()
-    assert [process.wait(60) for process in rig.processes.values()] == [0, 0]
+    assert [process.wait(patience(60)) for process in rig.processes.values()] == [0, 0]
     assert rig.live() == {}
     assert not list((rig.folder / "run").glob("worker-*"))
     logged = [json.loads(line) for line in rig.log(*slots[0]).splitlines()]
@@ -137,7 +137,7 @@ def test_a_worker_that_may_do_nothing_any_more_ends(
     closed = [make_digest_acl("new", "secret", all=True)]
     session.call(lambda client: client.set_acls_async(session.full(path), closed), "an ACL")
     rig.set_status("INACTIVE")
-    assert [process.wait(60) for process in rig.processes.values()] == [EXIT_STOPPED] * 2
+    assert [process.wait(patience(60)) for process in rig.processes.values()] == [EXIT_STOPPED] * 2
     assert "check the credentials" in rig.log(*slots[0])
 
 
@@ -205,7 +205,7 @@ def test_a_frozen_worker_whose_tasks_moved_exits(
         assert claims[slots[0]].tasks == "1,3,5-7"
     eventually(lambda: rig.live()[slots[0]].tasks == "1-7", what="the tasks have moved")
     os.kill(process.pid, signal.SIGCONT)
-    assert process.wait(60) == EXIT_SUPERSEDED
+    assert process.wait(patience(60)) == EXIT_SUPERSEDED
     eventually(lambda: len(acked(rig)) == 3000, timeout=60, what="all lines are acked")
     assert counted(rig) == expected(3000)
 
@@ -254,7 +254,7 @@ def test_a_killed_topology_ends_its_workers(
     rig = make_rig()
     start_two(rig, slots)
     as_storm(rig.cluster).remove_storm(rig.topology_id)
-    assert [process.wait(60) for process in rig.processes.values()] == [
+    assert [process.wait(patience(60)) for process in rig.processes.values()] == [
         EXIT_SUPERSEDED,
         EXIT_SUPERSEDED,
     ]
@@ -303,7 +303,7 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
     from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
     with EmbeddedZooKeeper(tmp_path / "own-zk", durable=False) as server:
-        conf = {**zookeeper_conf(server.address), "storm.zookeeper.session.timeout": 2000}
+        conf = {**zookeeper_conf(server.address), "storm.zookeeper.session.timeout": patience(2000)}
         with Stage(tmp_path / "own", conf) as stage:
             model = make_rig()
             tasks = {name: part.tasks for name, part in model.table.components.items()}
@@ -315,7 +315,7 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
                     "rig.pause": 0.001,
                     "topology.message.timeout.secs": 2,
                     "task.heartbeat.frequency.secs": 1,
-                    "nimbus.task.timeout.secs": 3,
+                    "nimbus.task.timeout.secs": patience(3),
                 },
                 code={"rig_code.py": (model.code_dir / "code" / "rig_code.py").read_text()},
             )
@@ -331,7 +331,7 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
                     )
                     assert _unchanged(rig)
                     assert all(process.poll() is None for process in rig.processes.values())
-                    time.sleep(3)  # longer than tasks may be silent
+                    time.sleep(patience(3))  # longer than tasks may be silent
                 finally:
                     os.kill(server.pid, signal.SIGCONT)
                 before = len(acked(rig))

@@ -14,7 +14,7 @@ import pytest
 from storm_dagster.host import java
 from storm_dagster.host.java import java_command, java_version
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.embedded import server_answers, zookeeper_command, zookeeper_jars
 from storm_dagster.zk.session import ZkSession
@@ -87,7 +87,7 @@ def test_start_stop_and_find_the_state_again(tmp_path: Path) -> None:
     address, pid = server.address, server.pid
     host, _, port = address.rpartition(":")
     assert server_answers(host, int(port))
-    session = ZkSession(address, root="/", session_timeout_ms=4000)
+    session = ZkSession(address, root="/", session_timeout_ms=patience(4000))
     ZooKeeperClusterState(session).set_data("/kept", b"1")
     session.close()
     server.stop()
@@ -97,7 +97,7 @@ def test_start_stop_and_find_the_state_again(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with EmbeddedZooKeeper(tmp_path / "zk", int(port)) as again:
-        session = ZkSession(again.address, root="/", session_timeout_ms=4000)
+        session = ZkSession(again.address, root="/", session_timeout_ms=patience(4000))
         assert ZooKeeperClusterState(session).get_data("/kept") == b"1"
         session.close()
 
@@ -136,7 +136,7 @@ def test_a_server_ends_on_term_that_its_parent_ignores(tmp_path: Path) -> None:
         eventually(lambda: server_answers("127.0.0.1", port), 60)
         process.terminate()
         # By the signal, and not after an order of its own.
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(patience(30)) == 128 + signal.SIGTERM
     finally:
         process.kill()
 

@@ -9,7 +9,7 @@ import pytest
 
 from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.embedded import Member, ensemble_command
 from storm_dagster.zk.root import create_root_node
@@ -28,7 +28,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnse
 
 
 def connect(hosts: str) -> ZkSession:
-    return ZkSession(hosts, root="/ensemble", session_timeout_ms=4000)
+    return ZkSession(hosts, root="/ensemble", session_timeout_ms=patience(4000))
 
 
 def test_members_are_named_once() -> None:

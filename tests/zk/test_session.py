@@ -15,7 +15,7 @@ import pytest
 
 from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.session import LEASE_MARGIN_SECS, ZkSession
 from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper, ping
@@ -86,14 +86,14 @@ def test_negotiated_timeout_and_ids(zk_connect: Connect) -> None:
 
 
 def test_lease_follows_answered_requests(zk_connect: Connect) -> None:
-    session = zk_connect(session_timeout_ms=4000)
+    session = zk_connect(session_timeout_ms=patience(4000))
     for _ in range(3):
         before = boot_clock()
         ping(session)
         after = boot_clock()
         assert before <= session.lease().answered_boot <= after
         end = session.lease_end(session.session_id)
-        assert end == session.lease().answered_boot + 4.0 - LEASE_MARGIN_SECS
+        assert end == session.lease().answered_boot + patience(4000) / 1000 - LEASE_MARGIN_SECS
         assert boot_clock() < session.lease_end()
     assert session.lease_end(session.session_id + 1) == 0.0
     assert boot_clock() >= session.lease_end(session.session_id + 1)
@@ -107,14 +107,14 @@ def test_errors_are_answers_too(zk_connect: Connect) -> None:
 
 
 def test_idle_pings_keep_the_lease(zk_connect: Connect) -> None:
-    session = zk_connect(session_timeout_ms=4000)
+    session = zk_connect(session_timeout_ms=patience(4000))
     first = session.lease().answered_boot
     eventually(lambda: session.lease().answered_boot > first, what="an idle ping")
     assert boot_clock() < session.lease_end()
 
 
 def test_a_frozen_server_ends_the_lease_and_no_call_hangs(own_server: EmbeddedZooKeeper) -> None:
-    session = ZkSession(own_server.address, root="/", session_timeout_ms=2000)
+    session = ZkSession(own_server.address, root="/", session_timeout_ms=patience(2000))
     states = listen(session)
     held = session.session_id
     os.kill(own_server.pid, signal.SIGSTOP)
@@ -218,7 +218,7 @@ def test_close_during_a_dead_connection_has_a_deadline(own_server: EmbeddedZooKe
         target=lambda: closed.append(session.close(deadline=0.5)), daemon=True
     )
     thread.start()
-    thread.join(15)
+    thread.join(patience(15))
     assert closed == [False]
     with pytest.raises(Unavailable):
         ping(session)
@@ -298,7 +298,7 @@ def test_reads_survive_cut_links(zk_session: ZkSession) -> None:
     thread = threading.Thread(target=cut, daemon=True)
     thread.start()
     answered = 0
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + patience(5)
     while answered < 200 and time.monotonic() < deadline:
         try:
             assert state.get_data("/r") == b"x"

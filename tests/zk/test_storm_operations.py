@@ -27,7 +27,7 @@ from storm_dagster.model.records import (
     WorkerSlot,
     encode_record,
 )
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.storm_operations import StormOperations
@@ -465,8 +465,8 @@ def test_a_reconnection_issues_every_callback(
         zk_cluster.supervisors(first.set)
         zk_cluster.read_assignment("t", second.set)
         interrupt()
-        assert first.wait(30)
-        assert second.wait(30)
+        assert first.wait(patience(30))
+        assert second.wait(patience(30))
         eventually(lambda: zk_cluster.session.connected, what="a connection")
         # The watches that are given again work on the new link.
         third = threading.Event()

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+from storm_dagster.testing.waiting import patience
+
 SEARCHING = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 SECS = float(os.environ.get("FUZZ_SECS", "10"))
 _PAUSE = 0.0 if SEARCHING else 0.1
@@ -271,7 +273,7 @@ def listening_process(
         # At the end of its input it ends itself.
         child.stdin.close()
         try:
-            child.wait(20)
+            child.wait(patience(20))
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()

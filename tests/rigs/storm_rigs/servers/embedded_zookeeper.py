@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.testing.waiting import patience
 from storm_dagster.zk.embedded import server_answers, zookeeper_command
 from storm_dagster.zk.session import ZkSession
 
@@ -130,7 +131,7 @@ class EmbeddedZooKeeper:
             )
         self._process = process
         atexit.register(self.stop)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + patience(timeout)
         while True:
             code = process.poll()
             if code is not None:
@@ -149,7 +150,7 @@ class EmbeddedZooKeeper:
             if time.monotonic() >= deadline:
                 self.stop()
                 raise Unavailable(
-                    f"ZooKeeper does not serve on {self.host}:{port} after {timeout:g} s: see {self.log_path}"
+                    f"ZooKeeper does not serve on {self.host}:{port} after {patience(timeout):g} s: see {self.log_path}"
                 )
             time.sleep(0.05)
 
@@ -174,7 +175,7 @@ class EmbeddedZooKeeper:
             return
         process.terminate()
         try:
-            process.wait(timeout)
+            process.wait(patience(timeout))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicCollection,
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 
 REAL = os.environ.get("KAFKA_BOOTSTRAP", "")
 
@@ -32,7 +32,7 @@ class KafkaRig:
                 "log_level": 0,
             }
             self._mock = Producer(settings)
-            brokers = self._mock.list_topics(timeout=10).brokers.values()
+            brokers = self._mock.list_topics(timeout=patience(10)).brokers.values()
             self.bootstrap = ",".join(f"{one.host}:{one.port}" for one in brokers)
         self.conf: dict[str, Any] = {"bootstrap.servers": self.bootstrap, "log_level": 0}
         self.admin = AdminClient(self.conf)
@@ -53,8 +53,8 @@ class KafkaRig:
 
         def known() -> bool:
             # Asked for by name, librdkafka's brokers make it.
-            Producer(self.conf).list_topics(name, timeout=10)
-            found = self.admin.list_topics(name, timeout=10).topics[name]
+            Producer(self.conf).list_topics(name, timeout=patience(10))
+            found = self.admin.list_topics(name, timeout=patience(10)).topics[name]
             return found.error is None and len(found.partitions) == partitions
 
         eventually(known, what=f"topic {name} is there")
@@ -108,20 +108,23 @@ class KafkaRig:
         return self._clients[group]
 
     def _partitions(self, topic: str) -> list[TopicPartition]:
-        numbers = self._client("ends").list_topics(topic, timeout=10).topics[topic].partitions
+        numbers = (
+            self._client("ends").list_topics(topic, timeout=patience(10)).topics[topic].partitions
+        )
         return [TopicPartition(topic, number) for number in sorted(numbers)]
 
     def ends(self, topic: str) -> dict[str, int]:
         """Partition -> end offset."""
         look = self._client("ends").get_watermark_offsets
         return {
-            f"{topic}[{one.partition}]": look(one, timeout=10)[1] for one in self._partitions(topic)
+            f"{topic}[{one.partition}]": look(one, timeout=patience(10))[1]
+            for one in self._partitions(topic)
         }
 
     def first(self, topic: str, partition: int) -> int:
         """First offset that is there."""
         return self._client("ends").get_watermark_offsets(
-            TopicPartition(topic, partition), timeout=10
+            TopicPartition(topic, partition), timeout=patience(10)
         )[0]
 
     def offsets(self, group: str, topic: str) -> list[TopicPartition]:
@@ -130,7 +133,7 @@ class KafkaRig:
         """
         ask = self._client(group).committed
         return eventually(
-            lambda: ask(self._partitions(topic), timeout=10),
+            lambda: ask(self._partitions(topic), timeout=patience(10)),
             60,
             "offsets",
             ignore=(KafkaException,),

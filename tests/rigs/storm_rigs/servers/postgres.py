@@ -10,7 +10,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_ports
 
 
@@ -62,7 +62,7 @@ class PostgresServer:
         subprocess.run(
             [self._programs / "initdb", "-D", self._home, "-U", self.user, "-A", "scram-sha-256", "--no-sync",
              "--encoding=UTF8", "--no-locale", f"--pwfile={self.folder / 'password'}"],
-            check=True, capture_output=True, timeout=60, cwd=self.folder, user=self._as,
+            check=True, capture_output=True, timeout=patience(60), cwd=self.folder, user=self._as,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -75,7 +75,7 @@ class PostgresServer:
         def answers() -> bool:
             done = subprocess.run(
                 [self._programs / "createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", self.user, "dagster"],
-                env={**os.environ, "PGPASSWORD": self.password}, capture_output=True, timeout=30, check=False,
+                env={**os.environ, "PGPASSWORD": self.password}, capture_output=True, timeout=patience(30), check=False,
             )  # fmt: skip
             return done.returncode == 0 or b"already exists" in done.stderr
 

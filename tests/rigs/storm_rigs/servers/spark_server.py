@@ -14,6 +14,7 @@ from typing import Any
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.spark.server import spark_connect_command, spark_environment
+from storm_dagster.testing.waiting import patience
 
 
 def wait_until_ready(
@@ -26,7 +27,7 @@ def wait_until_ready(
     """Return when the server listens; :class:`Unavailable` when it ends before, or after the
     timeout.
     """
-    deadline = time.monotonic() + timeout_secs
+    deadline = time.monotonic() + patience(timeout_secs)
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise Unavailable(
@@ -38,7 +39,7 @@ def wait_until_ready(
                 return
         time.sleep(0.1)
     raise Unavailable(
-        f"the Spark server does not listen on {host}:{port} after {timeout_secs:g} s: look at its log"
+        f"the Spark server does not listen on {host}:{port} after {patience(timeout_secs):g} s: look at its log"
     )
 
 

@@ -14,6 +14,7 @@ from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.supervisor.log_service import LogService
+from storm_dagster.testing.waiting import patience
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.servers.blob_server import BlobServer
 from storm_rigs.stage.conf import LASTING_SESSION_MS
@@ -56,7 +57,7 @@ class Stage:
     def cluster(self) -> StormClusterState:
         """State of the cluster in a session of the test's own; it creates the root."""
         if self._cluster is None:
-            lasting = {"storm.zookeeper.session.timeout": LASTING_SESSION_MS}
+            lasting = {"storm.zookeeper.session.timeout": patience(LASTING_SESSION_MS)}
             self._cluster = StormClusterState.open({**self.conf, **lasting}, create_root=True)
             self._ends.callback(self._cluster.disconnect)
         return self._cluster
@@ -79,7 +80,8 @@ class Stage:
         """
         keys = {name.replace("__", "."): value for name, value in values.items()}
         ports = {"nimbus.thrift.port": 0, "nimbus.http.port": 0}
-        own = load_cluster_conf(None, {**self.conf, **ports, **(conf or {}), **keys})
+        limits = {"dagster.launch.timeout.secs": patience(60)}
+        own = load_cluster_conf(None, {**limits, **self.conf, **ports, **(conf or {}), **keys})
         nimbus = NimbusThread(own, self.home, nimbus_id)
         self._ends.callback(nimbus.stop)
         self.nimbuses.append(nimbus)

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import patience as multiplied
 
 _LOG_TAIL = 3000
 
@@ -74,6 +75,6 @@ def stop_child(process: subprocess.Popen[bytes], patience: float = 30.0) -> None
     parent = psutil.Process(process.pid)
     family = [parent, *parent.children(recursive=True)]
     process.terminate()
-    for member in psutil.wait_procs(family, patience)[1]:
+    for member in psutil.wait_procs(family, multiplied(patience))[1]:
         member.kill()
-    process.wait(10)
+    process.wait(multiplied(10))

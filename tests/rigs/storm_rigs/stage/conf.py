@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from storm_dagster.testing.waiting import patience
+
 LASTING_SESSION_MS = 30_000
 """Session of a test's own state: what it writes for supervisors and workers is gone with the
 session, which a busy machine must not end.
@@ -23,5 +25,5 @@ def zookeeper_conf(address: str, root: str | None = None) -> dict[str, Any]:
         "storm.zookeeper.servers": [host],
         "storm.zookeeper.port": int(port),
         "storm.zookeeper.root": root or fresh_root(),
-        "storm.zookeeper.session.timeout": 4000,
+        "storm.zookeeper.session.timeout": patience(4000),
     }

@@ -35,7 +35,9 @@ from storm_dagster.model.records import WorkerNode
 from storm_dagster.model.slot import Slot
 from storm_dagster.operations.context import OperationsContext, no_observer
 from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster
+from storm_dagster.testing.cluster import multiplied_conf
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import patience as multiplied
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.operations.acting import submit as submit_stages
 from storm_rigs.servers.ports import free_ports
@@ -67,7 +69,7 @@ class Daemons:
         self._values = {
             "storm.zookeeper.servers": list(zookeeper),
             "nimbus.seeds": [f"127.0.0.1:{port}" for port in http.values()],
-            **(conf or {}),
+            **multiplied_conf(conf or {}),
         }
         links = links or {}
         self._own: dict[tuple[str, str], dict[str, Any]] = {}
@@ -202,7 +204,9 @@ class Daemons:
     def client(self, patience: float = 60.0) -> NimbusClient:
         """The HTTP client that users have."""
         return NimbusClient(
-            lambda: list(self._urls.values()), patience=patience, thing="the cluster under test"
+            lambda: list(self._urls.values()),
+            patience=multiplied(patience),
+            thing="the cluster under test",
         )
 
     @contextmanager
@@ -253,7 +257,7 @@ class Daemons:
         holds: the topology is there. ``checkpoint`` hears every step of the operations
         (:mod:`storm_dagster.operations.steps`).
         """
-        token, deadline = uuid.uuid4().hex, time.monotonic() + patience
+        token, deadline = uuid.uuid4().hex, time.monotonic() + multiplied(patience)
         while True:
             try:
                 with self.client() as nimbus, self.operations(checkpoint=checkpoint) as ctx:

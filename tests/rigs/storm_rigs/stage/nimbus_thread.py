@@ -20,7 +20,7 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.nimbus.daemon import run as run_nimbus
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.security.settings import Security
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 
 _START_SECS = 60.0
 
@@ -65,7 +65,7 @@ class NimbusThread:
         would.
         """
         chosen = Security.of(self.conf) if security is None else security
-        return httpx.Client(base_url=self.url, timeout=timeout, **chosen.client_options())
+        return httpx.Client(base_url=self.url, timeout=patience(timeout), **chosen.client_options())
 
     def get(self, path: str) -> httpx.Response:
         """The response to a GET."""
@@ -129,14 +129,14 @@ class NimbusThread:
             port=self.port,
             proto_factory=TBinaryProtocolFactory(),
             trans_factory=TFramedTransportFactory(),
-            timeout=20_000,
+            timeout=patience(20_000),
         )
         self._thrift_clients.append(client)
         return client
 
     def connect(self) -> socket.socket:
         """A bare connection to Thrift's port."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=patience(20))
 
     def await_thrift(self, *, leading: bool = True) -> NimbusThread:
         """Wait until it serves Thrift clients, and names itself as the leader if ``leading``."""
@@ -156,7 +156,7 @@ class NimbusThread:
         for client in self._thrift_clients:
             client.close()
         self.stop_event.set()
-        self._thread.join(30)
+        self._thread.join(patience(30))
         assert not self._thread.is_alive(), f"nimbus {self.id} does not end"
         assert self.code is not None, f"nimbus {self.id} ended with an exception"
         return self.code

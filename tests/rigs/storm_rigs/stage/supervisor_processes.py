@@ -13,6 +13,7 @@ from typing import Any
 
 from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.model.records import Assignment, SupervisorInfo, WorkerSlot
+from storm_dagster.testing.waiting import patience
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.operations.storm_client import as_storm
 from storm_rigs.servers.blob_server import BlobServer
@@ -47,7 +48,7 @@ class SupervisorRig:
         """End the supervisors and the workers, real or standing in, that they have started."""
         for process in self.started:
             process.kill()
-            process.wait(timeout=60)
+            process.wait(timeout=patience(60))
         for start in self.starts():
             arguments = Path(f"/proc/{start['pid']}/cmdline")
             if arguments.exists() and str(self.home).encode() in arguments.read_bytes():
@@ -110,10 +111,12 @@ class SupervisorRig:
     def starts(self, topology_id: str | None = None) -> list[dict[str, Any]]:
         """What each stand-in has noted at its start, of all topologies or of one."""
         try:
-            lines = (self.home / "starts").read_text().splitlines()
+            text = (self.home / "starts").read_text()
         except FileNotFoundError:
             return []
-        starts = [json.loads(line) for line in lines]
+        # A line that is being written may be seen without its end.
+        complete = text.rpartition("\n")[0]
+        starts = [json.loads(line) for line in complete.splitlines()]
         return [start for start in starts if topology_id in (None, start["topology_id"])]
 
     def running(self) -> dict[int, int]:

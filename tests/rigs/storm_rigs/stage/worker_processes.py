@@ -29,6 +29,7 @@ from storm_dagster.model.records import (
     encode_record,
 )
 from storm_dagster.model.topology import TopologySpec
+from storm_dagster.testing.waiting import patience
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.stage.child import start_child
 
@@ -206,7 +207,7 @@ class WorkerRig:
                 process.terminate()
         for process in self.processes.values():
             try:
-                process.wait(10)
+                process.wait(patience(10))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
