@@ -32,7 +32,7 @@ def test_a_server_in_another_folder_maps_the_class_data(
         try:
             eventually(lambda: listens(port), 120, "the server listens")
             mapped = Path(f"/proc/{server.pid}/maps").read_text(encoding="utf-8")
-                assert str(archive) in mapped, "the JVM refused the archive: see -Xlog:cds"
+            assert str(archive) in mapped, "the JVM refused the archive: see -Xlog:cds"
         finally:
             server.terminate()
     assert os.listdir(archive.with_suffix(".home")) != []
