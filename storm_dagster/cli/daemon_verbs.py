@@ -35,7 +35,7 @@ _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _LISTEN = {"host", "port", "ui_port"}
 """Options of the address of a Spark master or worker."""
 _SPARK_OPTIONS = {
-    "connect": {"warm_up", "quick_start"},
+    "connect": {"warm_up"},
     "master": _LISTEN,
     "worker": {*_LISTEN, "cores", "memory", "id"},
 }
@@ -220,12 +220,6 @@ def _secure_nodes(invocation: Invocation) -> None:
     metavar="REMOTE",
     help="Run the first jobs on the server at REMOTE, then return.",
 )
-@click.option(
-    "--quick-start",
-    is_flag=True,
-    default=None,
-    help="Compile less: the server starts sooner, and long Spark work is slower. dev gives it.",
-)
 @_host_option
 @click.option(
     "--port",
@@ -283,7 +277,6 @@ def spark(
         host=check_exposure(conf, "the embedded Spark server", "secret"),
         conf={**secret, **settings_of(conf.values)},
         master=master,
-        quick_start=bool(options["quick_start"]),
     )
     environment = {**spark_environment(home / "spark"), SPARK_TOKEN: spark_token(conf, home)}
     _become(command, home, "spark", {"connect": port}, environment)

@@ -35,10 +35,18 @@ _RESERVED_PREFIXES = (
 """Beginnings of further keys that :func:`settings_of` omits."""
 _MAX_SOCKET_FOLDER = 60
 """Longest path that Spark accepts; the system's limit may be higher."""
-_QUICK_START = ("-XX:TieredStopAtLevel=1",)
-"""JVM options of a server that starts quickly: only the first of the JVM's two compilers runs.
+_LATE_SECOND_COMPILER = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+"""JVM options: the second of the JVM's two compilers begins ten times later than by default.
 
-On two cores, the second one takes most of the CPU of the first placements (docs/performance.md).
+On two cores it takes half of the CPU of the first placement, for code that soon is not used any
+more. Long work is not slower, since its code reaches these numbers within seconds. Without the
+second compiler (``-XX:TieredStopAtLevel=1``) the first placement is made 0.9 s sooner, and counting
+words takes 2.5 times as long (docs/performance.md).
 """
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 """Main class of the server."""
@@ -79,7 +87,6 @@ def spark_connect_command(
     conf: Mapping[str, str] | None = None,
     master: str = "local[*]",
     class_data: Sequence[str] | None = None,
-    quick_start: bool = False,
 ) -> list[str]:
     """The command line of a Spark Connect server on ``host:port`` in the foreground.
 
@@ -91,8 +98,7 @@ def spark_connect_command(
     and the temporary files of the JVM, which a killed JVM leaves (:func:`sweep_local_dir`). Start
     it with :func:`spark_environment`, so that its Python workers can import this package.
     ``class_data`` are the JVM's options for class data; by default an archive that exists is used.
-    With ``quick_start`` the JVM compiles each method once, quickly: the first placement is made
-    sooner, and long work is slower. Raises :class:`Unavailable` if pyspark or Java is missing.
+    Raises :class:`Unavailable` if pyspark or Java is missing.
     """
     java = java_command()
     home = spark_home()
@@ -132,9 +138,7 @@ def spark_connect_command(
         settings["spark.python.unix.domain.socket.dir"] = sockets
     if class_data is None:
         class_data = ClassData.of("spark", java, spark_jars()).options()
-    options = list(class_data)
-    if quick_start:
-        options += _QUICK_START
+    options = [*class_data, *_LATE_SECOND_COMPILER]
     options.append(f"-Djava.io.tmpdir={local_dir}")
     # Spark adds a cluster's spark.driver.extraJavaOptions to the options of this key.
     settings["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)

@@ -218,7 +218,7 @@ class ClusterPlan:
         return DaemonSpec(
             "spark",
             "0",
-            self._daemon("spark", {"spark.remote": None}, "--quick-start"),
+            self._daemon("spark", {"spark.remote": None}),
             {"connect": self.ports.spark},
         )
 
