@@ -26,8 +26,8 @@ from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TFramedTransportFactory
 
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.testing.cluster import LocalCluster
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.cluster import LocalCluster, run_cli
+from storm_dagster.testing.waiting import eventually, patience
 
 pytestmark = [
     pytest.mark.long,
@@ -185,6 +185,20 @@ def test_sparse_lists_and_kills_a_topology_while_it_is_submitted(
         eventually(lambda: names() == [NAME], 120, "the end of it")
     finally:
         definition.unlink()
+
+
+def test_sparse_submits_lists_and_kills_in_the_first_minute(project: Path, tmp_path: Path) -> None:
+    """As soon as `dev` says that it is ready, while its Spark still starts."""
+    cold = LocalCluster(tmp_path / "home")
+    try:
+        command = ["dev", "--detach", "--json", "--ports", "auto", "--home", str(cold.home)]
+        run_cli(*command, timeout=patience(330)).check()
+        sparse(cold, "submit", "-j", "wordcount.jar", cwd=project)
+        assert NAME in sparse(cold, "list", cwd=project)
+        sparse(cold, "kill", "-n", NAME, "--wait", "0", cwd=project)
+        eventually(lambda: NAME not in sparse(cold, "list", cwd=project), 120, "the end of it")
+    finally:
+        cold.stop()
 
 
 def rows_of(printed: str) -> list[dict[str, str]]:
