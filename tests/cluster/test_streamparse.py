@@ -194,9 +194,13 @@ def test_sparse_submits_lists_and_kills_in_the_first_minute(project: Path, tmp_p
         command = ["dev", "--detach", "--json", "--ports", "auto", "--home", str(cold.home)]
         run_cli(*command, timeout=patience(330)).check()
         sparse(cold, "submit", "-j", "wordcount.jar", cwd=project)
-        assert NAME in sparse(cold, "list", cwd=project)
+        assert [row["name"] for row in rows_of(sparse(cold, "list", cwd=project))] == [NAME]
         sparse(cold, "kill", "-n", NAME, "--wait", "0", cwd=project)
-        eventually(lambda: NAME not in sparse(cold, "list", cwd=project), 120, "the end of it")
+
+        def is_gone() -> bool:
+            return "No topologies found" in sparse(cold, "list", cwd=project)
+
+        eventually(is_gone, 120, "the end of it")
     finally:
         cold.stop()
 
