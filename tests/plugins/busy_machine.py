@@ -19,7 +19,7 @@ MAX_FACTOR = 8.0
 """Above it a test that hangs would hold up the run for longer than a slow one needs."""
 ROOM = 1.5
 """Share of a process on a busy machine is uneven: the factor exceeds the mean by this much."""
-SAMPLES = 5
+SAMPLES = 40
 PAUSE = 0.05
 """Seconds between two samples of the processes that want a processor."""
 
@@ -32,24 +32,20 @@ def cores() -> int:
 
 
 def load() -> float:
-    """Number of processes that want a processor, without this one.
+    """Number of processes that want a processor now, without this one: the mean of two seconds.
 
-    It is the load average of the last minute, or the mean of some samples, if that is higher:
-    programs that were started a moment ago are in no average yet.
+    Not the load average of the last minute, which still counts the work of a step before this run,
+    and not yet what was started a moment ago. It is used where /proc is missing.
     """
-    try:
-        average = os.getloadavg()[0]
-    except OSError:
-        average = 0.0
     path = Path("/proc/loadavg")
     if not path.exists():
-        return average
+        return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     runnable = 0
     for _ in range(SAMPLES):
         # "0.52 0.58 0.59 3/467 12345": the fourth is runnable/all, and this process is one of them.
         runnable += int(path.read_text().split()[3].partition("/")[0]) - 1
         time.sleep(PAUSE)
-    return max(average, runnable / SAMPLES)
+    return runnable / SAMPLES
 
 
 def factor_of(load: float, cores: int) -> float:

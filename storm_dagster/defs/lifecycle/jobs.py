@@ -31,6 +31,7 @@ from storm_dagster.model.requests import parse_workers
 from storm_dagster.model.verbs import VERBS, RunEffect, Verb
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.cancelling import is_being_submitted
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
 
@@ -87,8 +88,10 @@ class _VerbRun:
         try:
             previous = topology_by_name(view, self.config.name).base.status
         except NotAlive:
-            # A kill cancels a submission, too: the leader knows if one is under way.
+            # A kill cancels a submission, too.
             if self.verb.effect != "removed":
+                raise
+            if not is_being_submitted(self.ops, self.config.name):
                 raise
         with self.nimbus.client() as client:
             change = change_topology(

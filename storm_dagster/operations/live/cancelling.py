@@ -43,7 +43,7 @@ def cancel_submissions(ctx: OperationsContext, name: str) -> tuple[CancelledSubm
             return ()
         transaction = ctx.cluster.fenced(epoch)
         for token, (record, version) in OpenOperations().stored_tokens(ctx.cluster.state).items():
-            if record.verb != "submit" or name not in (record.name, record.topology_id):
+            if not _is_submission_of(name, record):
                 continue
             attempted.append(_describe(ctx, token, record))
             changes = {"published": True, "ended": True, "request": {}, "cancelled_by": "kill"}
@@ -56,6 +56,16 @@ def cancel_submissions(ctx: OperationsContext, name: str) -> tuple[CancelledSubm
         return tuple(attempted)
 
     return retry_on_conflict(ctx, f"cancelling {name}", attempt)
+
+
+def is_being_submitted(ctx: OperationsContext, name: str) -> bool:
+    """True if a submission of a topology, by its name or id, is under way."""
+    records = OpenOperations().tokens(ctx.cluster.state).values()
+    return any(_is_submission_of(name, record) for record in records)
+
+
+def _is_submission_of(name: str, record: TokenRecord) -> bool:
+    return record.verb == "submit" and name in (record.name, record.topology_id)
 
 
 def _is_cancelled(ctx: OperationsContext, token: str) -> bool:
