@@ -348,36 +348,32 @@ def topology_row(topology: TopologyView, replication: int, version: str) -> dict
     Topologies request no resources: those that their workers were given stand in both places.
     """
     base = topology.base
-    return {
+    head = {
         "id": topology.id,
         "name": base.name,
         "owner": base.owner,
         "status": base.status,
-        "encodedId": quote_plus(topology.id),
-        "replicationCount": replication,
-        "stormVersion": version,
-        **_size_fields(TopologySize.of(topology)),
-        **_uptime_fields(max(0, int(time.time()) - base.launch_time_secs)),
     }
+    uptime_secs = max(0, int(time.time()) - base.launch_time_secs)
+    return head | _row_fields(head, TopologySize.of(topology), uptime_secs, replication, version)
 
 
 def starting_row(topology: StartingTopology, version: str) -> dict[str, Any]:
     """A topology that is being submitted, as the list and its own page show it."""
-    return {
+    head = {
         "id": topology.id,
         "name": topology.name,
         "owner": topology.owner,
         "status": STARTING,
-        "encodedId": quote_plus(topology.id),
-        "replicationCount": 0,
-        "stormVersion": version,
-        **_size_fields(TopologySize.of()),
-        **_uptime_fields(topology.uptime_secs(int(time.time()))),
     }
+    uptime_secs = topology.uptime_secs(int(time.time()))
+    return head | _row_fields(head, TopologySize.of(), uptime_secs, 0, version)
 
 
-def _size_fields(size: TopologySize) -> dict[str, Any]:
-    """Fields of a topology's row with its size and its resources."""
+def _row_fields(
+    head: Mapping[str, Any], size: TopologySize, uptime_secs: int, replication: int, version: str
+) -> dict[str, Any]:
+    """The fields of a topology's row after its ``head``, in their order."""
     return {
         "tasksTotal": size.tasks,
         "workersTotal": size.workers,
@@ -388,14 +384,15 @@ def _size_fields(size: TopologySize) -> dict[str, Any]:
         "assignedTotalMem": size.memory_mb,
         "requestedCpu": size.cpu,
         "assignedCpu": size.cpu,
+        "encodedId": quote_plus(head["id"]),
+        "uptime": pretty_secs(uptime_secs),
+        "uptimeSeconds": uptime_secs,
+        "replicationCount": replication,
         "schedulerInfo": None,
         "requestedMemOffHeap": 0.0,
         "assignedMemOffHeap": 0.0,
+        "stormVersion": version,
     }
-
-
-def _uptime_fields(uptime_secs: int) -> dict[str, Any]:
-    return {"uptime": pretty_secs(uptime_secs), "uptimeSeconds": uptime_secs}
 
 
 def _percent(used: float, total: float) -> float:
