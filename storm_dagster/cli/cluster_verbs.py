@@ -79,6 +79,12 @@ def _prepare_machine(invocation: Invocation) -> None:
         text = "would make the Java class data" if is_missing else "the Java class data exists"
         print_line(invocation.json, {"dry_run": True, "missing": is_missing}, text)
         return
+
+    def end(number: int, frame: Any) -> None:
+        # As an exception, so that the server that runs for this purpose is ended, too.
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
     with Steps("preparing later starts", quiet=invocation.json) as steps:
         made = make_class_data(steps.on_step)
     text = f"made the {', the '.join(made)}" if made else "the Java class data exists"

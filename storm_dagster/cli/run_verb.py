@@ -250,7 +250,13 @@ def _run_topology(
     gc.freeze()
     observer = _Observer(topology_run, display, limits, folder)
     observer.start()
-    report = topology_run.run(limits)
+    try:
+        report = topology_run.run(limits)
+    except BaseException:
+        # An error of the engine itself: the terminal must not stay in its live state.
+        observer.end()
+        display.close(None)
+        raise
     observer.end()
     display.close(report)
     return 1 if report.errors else 0

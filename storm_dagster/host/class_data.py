@@ -9,6 +9,7 @@ the archive belongs to this Java, and to these jars at these paths.
 import hashlib
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -79,9 +80,9 @@ class ClassData:
         """Yield the options of a JVM that writes the archive when it exits.
 
         The JVM runs and ends inside of the block. A complete archive then replaces the former one,
-        and archives that were not used for 30 days are removed. Raises :class:`Conflict` if another
-        process makes this archive, and :class:`Unavailable` if the JVM has written none, or there
-        is no cache folder.
+        and archives that were not used for 30 days are removed, with Spark homes of environments
+        that no longer exist. Raises :class:`Conflict` if another process makes this archive, and
+        :class:`Unavailable` if the JVM has written none, or there is no cache folder.
         """
         if self.path is None:
             raise Unavailable(
@@ -150,6 +151,10 @@ def _remove_unused(folder: Path) -> None:
     for path in folder.iterdir():
         status = path.stat()
         if path.is_dir():
-            continue  # A Spark home, which has only links.
+            # A Spark home, which has only links: it goes with the environment that it links to.
+            links = list(path.iterdir())
+            if links and not any(link.exists() for link in links):
+                shutil.rmtree(path, ignore_errors=True)
+            continue
         if time.time() - max(status.st_atime, status.st_mtime) > _UNUSED_SECS:
             path.unlink(missing_ok=True)

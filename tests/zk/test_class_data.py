@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from storm_dagster.cli.dev.class_data import make_zookeeper_class_data, zookeeper_class_data
 from storm_dagster.host.class_data import ClassData
 from storm_dagster.host.java import java_command
 from storm_dagster.model.errors import Conflict, Unavailable
+from storm_dagster.testing.waiting import eventually
 from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(120)]
@@ -89,3 +95,37 @@ def test_without_a_cache_of_ones_own_there_is_none(cache: Path) -> None:
     cache.rmdir()
     cache.write_text("no folder")
     assert ClassData.of("x", java_command(), []).options() == []
+
+
+def test_links_to_an_environment_go_with_it(cache: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    environment.mkdir()
+    data = ClassData.of("x", java_command(), [])
+    gone = cache / "gone.home"
+    kept = cache / "kept.home"
+    for folder, target in ((gone, tmp_path / "deleted"), (kept, environment)):
+        folder.mkdir()
+        (folder / "jars").symlink_to(target)
+    with data.creation() as options:
+        Path(options[0].partition("=")[2]).write_bytes(b"\x01" * 100)
+    assert data.exists() and not gone.exists() and kept.exists()
+
+
+def test_who_ends_the_preparation_ends_its_server(cache: Path) -> None:
+    command = [sys.executable, "-m", "storm_dagster", "dev", "--prepare"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as preparing:
+        servers: list[psutil.Process] = []
+
+        def serves() -> bool:
+            for child in psutil.Process(preparing.pid).children(recursive=True):
+                # Another child may end while it is read, such as `java -version`.
+                with suppress(psutil.Error):
+                    if any("QuorumPeerMain" in word for word in child.cmdline()):
+                        servers.append(child)
+            return bool(servers)
+
+        eventually(serves, 60, "the server that is started for its class data")
+        preparing.terminate()
+        assert preparing.wait(60) == 128 + signal.SIGTERM
+    eventually(lambda: not any(map(psutil.Process.is_running, servers)), 20, "its end")
+    assert not list(cache.glob("*.new"))

@@ -151,7 +151,13 @@ def _running(
             raise Unavailable(f"a server for class data does not start: {text}")
         yield
         server.send_signal(signal.SIGTERM)
-        server.wait(_END_SECS)
+        try:
+            server.wait(_END_SECS)
+        except subprocess.TimeoutExpired:
+            raise Unavailable(
+                f"Java has not written class data within {_END_SECS:.0f} s: "
+                "try later, when the machine is less busy"
+            ) from None
     finally:
         server.kill()
         server.wait()

@@ -44,6 +44,10 @@ cluster is ready, the first submission takes 1 s more.
 """
 
 
+_CLASS_DATA_SECS = 900.0
+"""Longest time for making class data; it has the lowest priority, and takes 44 s if idle."""
+
+
 class _Stopped(Exception):
     """The cluster was stopped while it was being started."""
 
@@ -300,9 +304,12 @@ class DevCluster:
         child = spawn(self._plan.class_data_command(), output, self._env, mode="wb", cwd=self._home)
         RunFile.write(self._home, "class-data", "0", pid=child.pid)
         self._progress("class data", "STARTED")
+        deadline = time.monotonic() + _CLASS_DATA_SECS
         while child.poll() is None:
             if self._stop.wait(1.0):
                 return
+            if time.monotonic() > deadline:
+                child.terminate()
         RunFile.path_of(self._home, "class-data", "0").unlink(missing_ok=True)
         if child.returncode:
             log.warning("no class data was made for later starts: see %s", output)
