@@ -230,6 +230,11 @@ def run() -> NoReturn:
         # The reader of the output has closed it.
         sys.stdout = None
         sys.exit(0)
+    except OSError as error:
+        logging.getLogger(__name__).info("unexpected", exc_info=True)
+        subject = "this machine" if error.filename is None else str(error.filename)
+        text = f"{subject}: {error.strerror or error}: check its disk and permissions"
+        _fail(type(error).__name__, f"{text}; run with --verbose for the trace", 4, as_json)
     except Exception as error:
         # Daemons log from INFO up, client verbs only with --verbose.
         logging.getLogger(__name__).info("unexpected", exc_info=True)

@@ -32,6 +32,7 @@ from storm_dagster.cli.output import (
 from storm_dagster.client.waiting import list_operations
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.endpoints import ClusterFile
+from storm_dagster.host.files import make_folder
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.waiting import poll
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
@@ -187,7 +188,7 @@ def dev(
         )
         print_line(invocation.json, document, text)
         return
-    home.mkdir(parents=True, exist_ok=True)
+    make_folder(home, "--home")
     if detach and not is_child:
         _show_ready(invocation, start_detached(home), detached=True)
         return

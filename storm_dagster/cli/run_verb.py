@@ -19,12 +19,12 @@ import click
 from storm_dagster.cli.code_arguments import code_arguments
 from storm_dagster.cli.options import Invocation, topology_options, verb
 from storm_dagster.cli.run_display import Display, make_display
+from storm_dagster.host.files import make_folder
 from storm_dagster.local.code import load_code, make_importable, prepare_topology
 from storm_dagster.local.differences import differences
 from storm_dagster.local.tail import sinks
 from storm_dagster.local.topology_run import RunLimits, TopologyRun
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.security.spark_remote import cluster_spark_servers
 
 _OBSERVE_SECS = 0.1
@@ -189,7 +189,9 @@ def run(
             requirements=code_options["requirements"],
         )
         topology = prepare_topology(cluster.values, code, code_options["conf"], name)
-        kept_state = None if state_dir is None else _state_folder(state_dir)
+        kept_state = None
+        if state_dir is not None:
+            kept_state = make_folder(state_dir.expanduser().absolute(), "--state-dir")
         make_importable(code.root)
         scratch = folder / "scratch"
         scratch.mkdir()
@@ -214,18 +216,6 @@ def run(
             display.line(f"  {line}")
         limits = RunLimits(secs=seconds, idle_secs=idle_secs)
         return _run_topology(topology_run, display, limits, folder)
-
-
-def _state_folder(folder: Path) -> Path:
-    folder = folder.expanduser().absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(
-            f"--state-dir {folder} cannot be made ({error.strerror}): name a folder that you may "
-            "write"
-        ) from None
-    return folder
 
 
 def _run_topology(

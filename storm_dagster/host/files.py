@@ -31,6 +31,21 @@ def lock_file(stream: IO[Any], *, wait: bool) -> None:
     fcntl.flock(stream, operation)
 
 
+def make_folder(folder: Path, option: str, *, mode: int = 0o777) -> Path:
+    """Create a folder that the user named with ``option``, and its parents.
+
+    Raises :class:`InvalidRequest` if it cannot be made or written.
+    """
+    remedy = f"name a folder that you may write with {option}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=mode)
+    except OSError as error:
+        raise InvalidRequest(f"{folder} cannot be made ({error.strerror}): {remedy}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidRequest(f"{folder} cannot be written: {remedy}")
+    return folder
+
+
 def hold_folder(home: Path, role: str, id: str) -> IO[str]:
     """Hold ``HOME/<role>/<id>`` until the result is closed.
 

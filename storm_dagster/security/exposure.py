@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 from typing import Any, Literal
 
+from storm_dagster.host.files import make_folder
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.security.settings import Security, zookeeper_payload
 
@@ -81,7 +82,7 @@ def make_private(home: Path) -> Path:
     folder, and a folder whose supervisor lets workers of other users in
     (``supervisor.run.worker.as.user``; its content is closed) are not changed.
     """
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(home, "--home", mode=0o700)
     status = home.stat()
     if status.st_uid not in (os.getuid(), 0):
         # Its owner could replace every file in it: code, tokens, confs.

@@ -317,6 +317,25 @@ def test_doctor_says_how_to_get_java(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [
+        (["dev"], "--home"),
+        (["nimbus"], "--home"),
+        (["run", "hello.py", "--seconds", "1"], "--state-dir"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named_with_its_option(
+    verb: list[str], option: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "folder"
+    done = run_cli(*verb, option, str(folder), "--json", cwd=tmp_path)
+    message = failed(done, 2, "InvalidRequest")
+    assert str(folder) in message and option in message, message
+
+
 def test_dev_asks_for_java_before_anything_else(tmp_path: Path) -> None:
     done = run_cli("dev", "--json", "--home", str(tmp_path / "h"), env={"JAVA_HOME": str(tmp_path)})
     assert "openjdk-17-jre-headless" in failed(done, 4, "Unavailable")
