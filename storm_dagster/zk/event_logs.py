@@ -4,7 +4,7 @@ They are ``/events/<name>``. The leader writes them: see ``operations/live/event
 """
 
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt
@@ -41,6 +41,11 @@ class EventLogs:
         """Summary of the event log of that name; ``None`` without one."""
         head = self.event_log_head(name)
         return None if head is None else EventLogSummary.of(head)
+
+    def event_log_document(self, name: str) -> dict[str, Any] | None:
+        """Field ``events`` of a topology's document; ``None`` if no event was ever taken."""
+        summary = self.event_log(name)
+        return None if summary is None else summary.to_document()
 
     def event_log_head(self, name: str) -> EventLogHead | None:
         """Head of the event log of that name; ``None`` without one, :class:`Corrupt` if damaged."""

@@ -1,8 +1,9 @@
 """Storm's blob methods.
 
 Every caller that reaches the port may use them, as without Storm's security. Blobs of the system
-are excluded: uploads (knowing the name of one is the right to use it) and staged submissions are
-neither listed nor read, and the code of a topology that exists is neither replaced nor deleted.
+are excluded: uploads (knowing the name of one is the right to use it), staged submissions and
+events for Dagster are neither listed nor read, and the code of a topology that exists is neither
+replaced nor deleted.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from storm_dagster.nimbus.thrift.idl import KeyExists, RefusedCall, load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, version_number
 from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 
-_INTERNAL = ("upload.", "staging.", "staging-of.")
+_INTERNAL = ("upload.", "staging.", "staging-of.", "events.")
 """Prefixes of the keys of the system's blobs."""
 _PAGE = 100
 """Number of keys in one response of :meth:`Blobs.list`."""
