@@ -169,6 +169,10 @@ class Runner:
 
         Message timeouts do not run in this time.
         """
+        self.events_full = False
+        """True while the task takes no tuples, because the cluster does not take its events for
+        Dagster (:class:`EventDelivery`). Set by the loop, read by any thread.
+        """
         self.in_cycle = False
         """True if its component reads, directly or not, from all components that hold it back."""
         self.next_turn = 0.0
@@ -278,9 +282,9 @@ class Runner:
     def target_is_away(self) -> bool:
         """True while the component waits for an external system.
 
-        It takes no tuples until its sink, or Spark, responds.
+        It takes no tuples until its sink, or Spark, responds, or the cluster takes its events.
         """
-        return False
+        return self.events_full
 
     def backlog_secs(self) -> float:
         """Return the estimated seconds to process the queue."""
