@@ -6,11 +6,13 @@ from 1 without a gap. Up to ``acknowledged`` they are removed.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from storm_dagster.model.amounts import duration
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.records import Record
@@ -110,6 +112,40 @@ class EventLogSummary:
             "owner": self.owner,
             "declared": self.declared,
         }
+
+
+def destination_text(declared: bool, owner: str | None) -> str:
+    """The Dagster that the events of a log are for, in words."""
+    if not declared:
+        return "for the cluster's Dagster"
+    if owner is None:
+        return "for the code location that declares the topology"
+    return f"for the code location of its owner {owner!r}"
+
+
+def destination_remedy(declared: bool) -> str:
+    """The remedy for events that wait for that Dagster."""
+    if not declared:
+        return "start the Dagster at dagster.graphql.url"
+    return "start that code location, and its sensor topology_events_sensor"
+
+
+def event_log_text(document: Mapping[str, Any], now_secs: float) -> str | None:
+    """The events that wait and were dropped in words, by :meth:`EventLogSummary.to_document`.
+
+    ``None`` if there are none.
+    """
+    parts: list[str] = []
+    if document["waiting"]:
+        waited_secs = max(0.0, now_secs - (document["since"] or now_secs))
+        parts.append(
+            f"{document['waiting']} events wait "
+            f"{destination_text(document['declared'], document['owner'])}, the oldest for "
+            f"{duration(waited_secs)}"
+        )
+    if document["dropped"]:
+        parts.append(f"{document['dropped']} events were dropped, they were too old")
+    return "; ".join(parts) or None
 
 
 class TakenEvent(msgspec.Struct, frozen=True):

@@ -198,7 +198,7 @@ def test_every_tuple_has_one_verdict_and_acks_mean_taken(
             known.update(one.id for one in part)
         answers = {
             "stored": stored(*part),
-            "partly": ReportResponse(frozenset(one.id for one in part), {}, "slow"),
+            "partly": ReportResponse(frozenset(one.id for one in part), trouble="slow"),
             "lost": ReportResponse(trouble="connection reset"),
             "trouble": ReportResponse(trouble="no leader"),
             "refused": ReportResponse(refused={one.id: "no" for one in part}),

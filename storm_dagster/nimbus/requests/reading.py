@@ -395,6 +395,10 @@ class ClusterReader:
             "healer": healer is not None,
             "alarm": _alarm_of(healer) or self._nimbus.alarm,
             "corrupt": dict(view.corrupt),
+            "events": {
+                name: summary.to_document()
+                for name, summary in self._nimbus.cluster.event_logs().items()
+            },
         }
 
     def health(self) -> dict[str, Any]:

@@ -20,10 +20,14 @@ from storm_dagster.model.errors import Conflict, Corrupt, KeyNotFound, Unavailab
 from storm_dagster.model.event_log import (
     EventBatchIndex,
     EventLogHead,
+    EventLogSummary,
     TakenEvent,
     batch_key,
     decode_batch,
+    destination_remedy,
+    destination_text,
     encode_batch,
+    event_log_text,
 )
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.records import encode_record
@@ -274,7 +278,8 @@ def drop_old_events(ctx: OperationsContext, name: str) -> int:
         ctx,
         stored.head.topology,
         f"{count} events for Dagster are dropped, they waited for more than {days} days "
-        f"{destination_of(stored.head)}: {remedy_of(stored.head)}",
+        f"{destination_text(stored.head.declared, stored.head.owner)}: "
+        f"{destination_remedy(stored.head.declared)}",
     )
     return count
 
@@ -441,26 +446,10 @@ def _report_error(
     )
 
 
-def destination_of(head: EventLogHead) -> str:
-    """The Dagster that the events of a log are for, in words."""
-    if not head.declared:
-        return "for the cluster's Dagster"
-    if head.owner is None:
-        return "for the code location that declares the topology"
-    return f"for the code location of its owner {head.owner!r}"
-
-
-def remedy_of(head: EventLogHead) -> str:
-    """The remedy for events that wait."""
-    if not head.declared:
-        return "start the Dagster at dagster.graphql.url"
-    return "start that code location, and its sensor topology_events_sensor"
-
-
 def full_text(name: str, head: EventLogHead, now: int) -> str:
     """The reason why a log takes no events."""
-    waited_mins = (now - (head.since or now)) // 60
+    text = event_log_text(EventLogSummary.of(head).to_document(), now)
     return (
-        f"the event log of {name!r} is full: {head.waiting} events ({head.bytes} bytes) wait since "
-        f"{waited_mins} min {destination_of(head)}: {remedy_of(head)}"
+        f"the event log of {name!r} is full ({head.bytes} bytes): {text}: "
+        f"{destination_remedy(head.declared)}"
     )
