@@ -138,13 +138,14 @@ def event_log_text(document: Mapping[str, Any], now_secs: float) -> str | None:
     parts: list[str] = []
     if document["waiting"]:
         waited_secs = max(0.0, now_secs - (document["since"] or now_secs))
+        noun = "event waits" if document["waiting"] == 1 else "events wait"
         parts.append(
-            f"{document['waiting']} events wait "
+            f"{document['waiting']} {noun} "
             f"{destination_text(document['declared'], document['owner'])}, the oldest for "
             f"{duration(waited_secs)}"
         )
     if document["dropped"]:
-        parts.append(f"{document['dropped']} events were dropped, they were too old")
+        parts.append(f"{document['dropped']} were dropped, because they were too old")
     return "; ".join(parts) or None
 
 

@@ -26,8 +26,8 @@ from storm_dagster.operations.live.event_logs import Report
 
 _MAX_EVENTS = 100
 """Events in a worker's batch."""
-_ANSWER_SECS = 15.0
-"""Longest wait for a commit; a worker waits longer for the response."""
+_ANSWER_SECS = 25.0
+"""Longest wait for a commit, which may wait for 20 s for copies; a worker waits 30 s."""
 _MAX_UNDEFINED_CHARACTERS = 4096
 """Largest reason of an event that a code location has no use for."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from storm_dagster.core.event_log import EventSource
 from storm_dagster.host.futures import in_thread
-from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.live import event_logs
 from storm_dagster.operations.live.event_logs import Report
@@ -103,23 +103,25 @@ class EventIntake:
         if not batches:
             return
         reports = [report for batch in batches for report in batch.reports]
+        trouble = None
         try:
             epoch = self._nimbus.status.require()
             # The newest topology of the name decides where the events go.
             source = batches[-1].source
             result = event_logs.take_events(self._nimbus.operations(epoch), name, source, reports)
+            if result.full is not None:
+                trouble = event_logs.full_text(name, result.full, int(time.time()))
         except Exception as error:
             self._answer_error(batches, error)
             return
         if result.count:
             self._nimbus.events_taken.set()
-        trouble = None
-        if result.full is not None:
-            trouble = event_logs.full_text(name, result.full, int(time.time()))
         self._answer(name, batches, result.count, trouble)
 
     def _answer_error(self, batches: Sequence[_Batch], error: Exception) -> None:
         """Answer all batches with the reason why none was taken."""
+        if isinstance(error, Fenced):
+            self._nimbus.wake_election()
         if isinstance(error, StormDagsterError):
             text = error.message
         else:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_REQUEST_SECS = 20.0
+_REQUEST_SECS = 30.0
 """Longest time for which a nimbus may not respond."""
 _EXPIRE_SECS = 5.0
 """Interval of the checks for events whose tuples have timed out."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from storm_dagster.core.event_log import EventSource
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.event_log import is_batch_key
@@ -35,7 +37,9 @@ def _stores_only_what_waits(world: World) -> None:
 def taking(world: World) -> Scene:
     """An event that joins one that waits."""
     topology_id = world.submit("wc", "t")
-    take_events(world.context(), "wc", EventSource(topology_id), [report(topology_id, "first")])
+    # By the clock of the process that acts: an event joins a batch of its own hour.
+    ctx = world.context(now_secs=lambda: int(time.time()))
+    take_events(ctx, "wc", EventSource(topology_id), [report(topology_id, "first")])
     arguments = {"topology_id": topology_id, "partition": "second"}
 
     def completed() -> None:
