@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,6 +22,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.event_logs import Report, take_events
+from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.operations.acting import submit
@@ -148,7 +151,7 @@ def test_a_code_location_pulls_what_a_worker_reported(leading: Callable[..., Clu
     assert cluster.acknowledge("wc", "b" * 32, 3).status_code == 409
     for wrong in ({"limit": 0}, {"limit": 201}, {"after": "x"}):
         assert cluster.pull("wc", **wrong).status_code == 400, wrong
-    assert cluster.nimbus.get("/v1/topologies/wc/events").status_code == 400, "no owner"
+    assert cluster.nimbus.get("/v1/topologies/wc/events").status_code == 409, "no owner"
     assert cluster.pull("no%2Fname").status_code in (400, 404)
 
     reason = "is for an asset that no code location defines, the nearest is lake/word"
@@ -181,6 +184,7 @@ def test_the_events_of_a_topology_that_is_gone_can_be_pulled(
     assert cluster.acknowledge("wc", page["log"], 1, **{"1": "x"}).json() == {"waiting": 0}
 
 
+@pytest.mark.long
 def test_requests_of_one_second_are_stored_together(leading: Callable[..., Cluster]) -> None:
     cluster = leading()
     cluster.deploy("wc", DECLARED)
@@ -200,6 +204,43 @@ def test_requests_of_one_second_are_stored_together(leading: Callable[..., Clust
     version = cluster.state.state.get_version(paths.event_log("wc"))
     assert version is not None and version + 1 <= seconds + 1, "at most one commit a second"
     assert cluster.pull("wc").json()["waiting"] == 20
+
+
+def test_any_location_pulls_the_events_of_a_topology_without_an_owner(
+    leading: Callable[..., Cluster],
+) -> None:
+    cluster = leading()
+    cluster.deploy("wc", {"declared.code.version": "v1"})
+    cluster.report("wc", document(1, **COUNT))
+    for owner in ("", OWNER):
+        page = cluster.pull("wc", owner=owner).json()
+        assert (page["owner"], page["declared"], len(page["events"])) == (None, True, 1)
+    assert cluster.acknowledge("wc", page["log"], 1, owner="").json() == {"waiting": 0}
+
+
+@pytest.mark.long
+def test_doctor_warns_of_events_that_wait_for_long(leading: Callable[..., Cluster]) -> None:
+    cluster = leading()
+    topology_id = cluster.deploy("wc", DECLARED)
+    event = DagsterEvent.make("wc/count", "materialization", "lake/words")
+    with NimbusBlobClient(cluster.nimbus.url) as blobs:
+        ctx = replace(cluster.context(blobs), now_secs=lambda: int(time.time()) - 700)
+        source = EventSource(topology_id, declared=True, owner=OWNER)
+        take_events(ctx, "wc", source, [Report(topology_id, "count", 4, event)])
+    home = cluster.nimbus.home
+    conf = {
+        "nimbus.seeds": [cluster.nimbus.url.removeprefix("http://")],
+        "dagster.graphql.url": "",
+    }
+    (home / "storm.yaml").write_text(json.dumps(conf))
+    done = run_cli("doctor", "--json", "--conf-dir", str(home), home=home)
+    (warning,) = [
+        row for row in done.document["findings"] if row["found"].startswith("topology wc: 1 event")
+    ]
+    assert warning["state"] == "warning" and "the oldest for 12 min" in warning["found"]
+    assert repr(OWNER) in warning["found"] and "topology_events_sensor" in warning["mend"]
+    shown = run_cli("show", "wc", "--conf-dir", str(home), home=home)
+    assert "1 event waits for the code location of its owner" in shown.out
 
 
 @pytest.mark.dagster
