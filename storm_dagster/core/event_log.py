@@ -222,7 +222,10 @@ def remove_events(
 
 
 def partial_batch(batches: Iterable[EventBatchIndex], number: int) -> EventBatchIndex | None:
-    """The batch that keeps only some of its events if all up to ``number`` are removed."""
+    """The batch that keeps only a part of its events if all up to ``number`` go.
+
+    ``None`` without one.
+    """
     for batch in batches:
         if batch.first <= number < batch.last:
             return batch

@@ -131,9 +131,9 @@ def destination_remedy(declared: bool) -> str:
 
 
 def event_log_text(document: Mapping[str, Any], now_secs: float) -> str | None:
-    """The events that wait and were dropped in words, by :meth:`EventLogSummary.to_document`.
+    """The events that wait and were dropped, in words; ``None`` if there are none.
 
-    ``None`` if there are none.
+    ``document`` is that of :meth:`EventLogSummary.to_document`.
     """
     parts: list[str] = []
     if document["waiting"]:
@@ -150,7 +150,10 @@ def event_log_text(document: Mapping[str, Any], now_secs: float) -> str | None:
 
 
 class TakenEvent(msgspec.Struct, frozen=True):
-    """An event that the cluster has taken, as it is stored and as a code location gets it."""
+    """An event that the cluster has taken.
+
+    It is stored and sent to a code location in this form.
+    """
 
     number: int
     topology: str
@@ -176,7 +179,10 @@ def encode_batch(events: list[TakenEvent]) -> bytes:
 
 
 def decode_batch(raw: bytes, key: str) -> list[TakenEvent]:
-    """The events of a batch's blob; :class:`Corrupt`, naming ``key``, for other content."""
+    """The events of a batch's blob.
+
+    :class:`Corrupt`, which names ``key``, for other content.
+    """
     try:
         batch = msgspec.json.decode(raw, type=_EventBatch)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -43,12 +43,22 @@ class EventLogs:
         return None if head is None else EventLogSummary.of(head)
 
     def event_log_document(self, name: str) -> dict[str, Any] | None:
-        """Field ``events`` of a topology's document; ``None`` if no event was ever taken."""
-        summary = self.event_log(name)
+        """Field ``events`` of a topology's document; ``None`` if no event was ever taken.
+
+        ``None`` also for a damaged log, which is logged: it must not hide the topology.
+        """
+        try:
+            summary = self.event_log(name)
+        except Corrupt as error:
+            _log.error("%s", error.message)
+            return None
         return None if summary is None else summary.to_document()
 
     def event_log_head(self, name: str) -> EventLogHead | None:
-        """Head of the event log of that name; ``None`` without one, :class:`Corrupt` if damaged."""
+        """Head of the event log of that name; ``None`` without one.
+
+        :class:`Corrupt` if the record is damaged.
+        """
         path = paths.event_log(name)
         raw = self.state.get_data(path)
         return None if raw is None else decode_record(EventLogHead, raw, path)

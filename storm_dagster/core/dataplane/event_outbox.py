@@ -178,7 +178,10 @@ class EventOutbox(Generic[H]):
         return dropped
 
     def postpone_expiry(self, now: float) -> None:
-        """Begin the waiting time of all tuples anew: no message timeout runs at their spouts."""
+        """Begin the waiting time of all tuples anew.
+
+        For the time in which no message timeout runs at their spouts.
+        """
         for entry in self._waiting.values():
             entry.holders = [(holder, now) for holder, _ in entry.holders]
 

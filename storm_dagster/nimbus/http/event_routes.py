@@ -71,7 +71,10 @@ class EventResult(BaseModel, extra="forbid"):
 
 
 class PulledEvent(BaseModel, extra="forbid"):
-    """An event that waits. ``component`` and ``task`` are null of a worker of a former release."""
+    """An event that waits.
+
+    ``component`` and ``task`` are null if a worker of a former release reported it.
+    """
 
     number: int
     topology: str
@@ -82,7 +85,10 @@ class PulledEvent(BaseModel, extra="forbid"):
 
 
 class EventPageDocument(BaseModel, extra="forbid"):
-    """The oldest events that wait, and how many there are; ``log`` is null without any."""
+    """The oldest events that wait, and their number.
+
+    ``log`` is null if no event was ever taken.
+    """
 
     log: str | None
     owner: str | None
@@ -198,7 +204,10 @@ class EventRoutes:
     def pull(
         self, name: LogName, owner: Owner, log: LogId, after: AfterNumber, limit: EventLimit
     ) -> dict[str, Any]:
-        """At most 200 events and about 1 MiB, in the order in which the cluster took them."""
+        """The oldest events, in the order in which the cluster took them.
+
+        They are at most 200, and about 1 MiB.
+        """
         max_events = _number("limit", limit, MAX_PAGE_EVENTS)
         if not 1 <= max_events <= MAX_PAGE_EVENTS:
             raise InvalidRequest(f"limit must be 1 to {MAX_PAGE_EVENTS}, got {max_events}")
@@ -254,7 +263,7 @@ def _checked(document: dict[str, Any]) -> TakenRequest:
 def _decode_batch(
     topology_id: str, document: dict[str, Any]
 ) -> tuple[list[Report], dict[str, str]]:
-    """The events of a worker's body, and the reason of each that is invalid, by its id.
+    """The events of a worker's body, and the invalid ones: id -> reason.
 
     :class:`InvalidRequest` for another body, and for an invalid event without an id.
     """
@@ -278,7 +287,10 @@ def _decode_batch(
 
 
 def _reporter(entry: dict[str, Any]) -> tuple[str | None, int | None]:
-    """Component and task that report an event; ``None`` and ``None`` without valid ones."""
+    """Component and task that report an event.
+
+    Both are ``None`` if one of them is missing or not valid.
+    """
     component = entry.get("component")
     task = entry.get("task")
     if not isinstance(task, int) or isinstance(task, bool):

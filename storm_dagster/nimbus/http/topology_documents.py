@@ -157,9 +157,10 @@ class ShowFinding(BaseModel):
 
 
 class EventLogDocument(BaseModel, extra="forbid"):
-    """Events for Dagster that wait, since when (epoch seconds), and that were dropped.
+    """Numbers of events for Dagster that wait and that were dropped.
 
-    If it is ``declared``, the code location of its ``owner`` pulls them.
+    The oldest waits since ``since`` (epoch seconds). If the topology is ``declared``, the code
+    location of its ``owner`` pulls them.
     """
 
     waiting: Natural

@@ -36,9 +36,9 @@ _MAX_PAUSE_SECS = 15.0
 
 
 class LeaderEvents(LeaderRounds):
-    """Forwarding of events in a separate thread: Dagster may be slow, or away for days.
+    """Forwarding of events in a separate thread.
 
-    The events of a log are forwarded in order, those of different logs in turns. They are
+    Dagster may be slow, or away for days. The events of a log are forwarded in order, those of different logs in turns. They are
     acknowledged after each page: if the leader is lost before that, a page is repeated.
     """
 
@@ -70,7 +70,7 @@ class LeaderEvents(LeaderRounds):
                 self._attempt(name, lambda name=name: event_logs.drop_old_events(ctx, name))
 
     def _forward(self, ctx: OperationsContext) -> None:
-        """Forward the events that wait for the cluster's Dagster, until it does not respond."""
+        """Forward the events for the cluster's Dagster, until it does not respond."""
         now = time.monotonic()
         taken = self._nimbus.events_taken
         if now < self._retry_at or not (taken.is_set() or now >= self._next_poll):
@@ -97,12 +97,14 @@ class LeaderEvents(LeaderRounds):
         The destination of a topology that was deployed since its last event is noted in its log.
         """
         names: list[str] = []
-        for name, summary in summaries.items():
-            if not summary.waiting:
-                continue
+        waiting = {name: summary for name, summary in summaries.items() if summary.waiting}
+        if not waiting:
+            return names
+        view = self._nimbus.shown_view()
+        for name, summary in waiting.items():
 
             def is_forwarded(name: str = name, summary: EventLogSummary = summary) -> bool:
-                source = live_source(self._nimbus, name)
+                source = live_source(self._nimbus, view, name)
                 if source is None:
                     return not summary.declared
                 if (source.declared, source.owner) != (summary.declared, summary.owner):
@@ -130,7 +132,7 @@ class LeaderEvents(LeaderRounds):
         return result
 
     def _forward_page(self, ctx: OperationsContext, name: str) -> bool:
-        """Forward the oldest events of a log, and acknowledge them; true if more may wait.
+        """Forward and acknowledge the oldest events of a log; true if more may wait.
 
         If Dagster does not respond, the next attempt is after a pause.
         """
@@ -144,7 +146,7 @@ class LeaderEvents(LeaderRounds):
         return head is not None and head.waiting > 0
 
     def _send(self, ctx: OperationsContext, events: Sequence[TakenEvent]) -> int | None:
-        """Report events to Dagster; return the number of the last one that needs no repetition.
+        """Report events to Dagster; return the number of the last one that is done.
 
         ``None`` if Dagster did not take even the first one. An event that Dagster refuses is an
         error of the task that reported it.

@@ -11,7 +11,7 @@ from storm_dagster.core.event_log import EventSource
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.event_log import EventLogHead, EventLogSummary
 from storm_dagster.model.names import check_topology_reference, conf_key
-from storm_dagster.model.view import TopologyView
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import event_logs
@@ -42,7 +42,7 @@ class EventPulls:
         It is that of the topology that runs under the name, else that of the log. ``None`` without
         either. :class:`Unavailable` if the conf of the topology cannot be read now.
         """
-        source = live_source(self._nimbus, name)
+        source = live_source(self._nimbus, self._nimbus.shown_view(), name)
         if source is None and head is not None:
             return rules.source_of_head(head)
         return source
@@ -120,19 +120,22 @@ class EventPulls:
             after = page.events[-1].number
 
 
-def live_source(nimbus: Nimbus, name: str) -> EventSource | None:
+def live_source(nimbus: Nimbus, view: ClusterView, name: str) -> EventSource | None:
     """Destination of the events of the topology that runs under that name.
 
     ``None`` without one. :class:`Unavailable` if its conf cannot be read now.
     """
-    topology = nimbus.shown_view().topology_named(name)
+    topology = view.topology_named(name)
     if topology is None:
         return None
     return stored_source(nimbus, topology)
 
 
 def stored_source(nimbus: Nimbus, topology: TopologyView) -> EventSource:
-    """Destination of the events of a running topology; :class:`Unavailable` without its conf."""
+    """Destination of the events of a running topology.
+
+    :class:`Unavailable` if its conf cannot be read now.
+    """
     try:
         conf = json.loads(nimbus.blobs.read(conf_key(topology.code_dir)))
     except (StormDagsterError, ValueError) as error:
@@ -153,7 +156,7 @@ def _check_owner(name: str, source: EventSource | None, owner: str) -> None:
 
 
 def users_of_events(cluster: StormClusterState, name: str) -> dict[str, list[str]] | None:
-    """Conf by which requests for the events of a topology that is gone are authorized.
+    """Conf by which requests for events of a topology that is gone are authorized.
 
     The user who submitted it may pull them. ``None`` without an event log or such a user.
     """

@@ -114,7 +114,10 @@ def _take_once(
     source: EventSource,
     reports: Sequence[Report],
 ) -> TakeResult:
-    """Take events as :func:`take_events`; :class:`Conflict` if the log changes meanwhile."""
+    """Take events as :func:`take_events`.
+
+    :class:`Conflict` if the log changes at the same time.
+    """
     stored = ctx.cluster.read_event_log(name)
     if stored is None:
         head = rules.new_head(uuid.uuid4().hex, source)
@@ -123,17 +126,7 @@ def _take_once(
         head = rules.with_source(stored.head, source)
         batches = stored.batches
     now = ctx.now_secs()
-    events = [
-        TakenEvent(
-            number=head.next + place,
-            topology=report.topology,
-            component=report.component,
-            task=report.task,
-            at=now,
-            event=report.event,
-        )
-        for place, report in enumerate(reports)
-    ]
+    events = _number_events(head, reports, now)
     tail = batches[-1] if batches else None
     plan = rules.plan_take(head, tail, _sizes(events), now)
     events = events[: plan.count]
@@ -154,6 +147,21 @@ def _take_once(
     if joined is not None:
         _delete_blobs(ctx, [joined.blob])
     return TakeResult(len(events), new_head if plan.full else None)
+
+
+def _number_events(head: EventLogHead, reports: Sequence[Report], now: int) -> list[TakenEvent]:
+    """The events with the next numbers of the log, taken ``now``."""
+    return [
+        TakenEvent(
+            number=head.next + place,
+            topology=report.topology,
+            component=report.component,
+            task=report.task,
+            at=now,
+            event=report.event,
+        )
+        for place, report in enumerate(reports)
+    ]
 
 
 def _sizes(events: Iterable[TakenEvent]) -> list[int]:
@@ -239,7 +247,10 @@ def read_page(
 def _read_events(
     ctx: OperationsContext, batches: Sequence[EventBatchIndex], start: int, limit: int
 ) -> tuple[TakenEvent, ...]:
-    """Events after the number ``start``; :class:`KeyNotFound` if the first blob is not here."""
+    """Events after the number ``start``.
+
+    :class:`KeyNotFound` if a blob is not here.
+    """
     events: list[TakenEvent] = []
     for batch in batches:
         events += [event for event in _read_batch(ctx, batch) if event.number > start]
@@ -252,7 +263,7 @@ def _read_events(
 def acknowledge_events(
     ctx: OperationsContext, name: str, log: str, number: int
 ) -> EventLogHead | None:
-    """Remove every event up to ``number``, because Dagster has it; return the head of the log.
+    """Remove every event up to ``number``, which Dagster has; return the log's head.
 
     Repeating it has no effect. ``None`` without a log. :class:`Conflict` if the name has another
     log.
@@ -261,7 +272,7 @@ def acknowledge_events(
 
 
 def drop_old_events(ctx: OperationsContext, name: str) -> int:
-    """Drop the events of a log that have waited for more than seven days; return their number.
+    """Drop the events of a log that have waited for seven days; return their number.
 
     It is counted in the log, and reported as an error of the topology if that runs.
     """
@@ -320,7 +331,7 @@ def _remove(
 def _plan_removal(
     ctx: OperationsContext, stored: StoredLog, number: int, dropped: bool
 ) -> rules.Removal | None:
-    """The removal of the events up to ``number``; ``None`` if they are removed already."""
+    """The removal of the events up to ``number``; ``None`` if they are gone."""
     since = None
     partial = rules.partial_batch(stored.batches, number)
     if partial is not None and number > stored.head.acknowledged:
@@ -333,7 +344,7 @@ def _plan_removal(
 def _commit_removal(
     ctx: OperationsContext, epoch: int, name: str, version: int, removal: rules.Removal
 ) -> None:
-    """Write the head, delete the indexes of the removed batches, and then their blobs."""
+    """Write the head without the removed batches, and then delete their blobs."""
     transaction = ctx.cluster.fenced(epoch)
     transaction.set(paths.event_log(name), encode_record(removal.head), version)
     for batch in removal.batches:
@@ -412,7 +423,7 @@ def remove_log(ctx: OperationsContext, epoch: int, name: str) -> bool:
 
 
 def report_refused(ctx: OperationsContext, event: TakenEvent, reason: str) -> None:
-    """Record that Dagster has no use for an event, as an error of the task that reported it.
+    """Record that Dagster has no use for an event: an error of its task.
 
     ``reason`` says why, and the remedy. If the topology that reported it is gone, the text is only
     logged.
@@ -425,14 +436,17 @@ def report_refused(ctx: OperationsContext, event: TakenEvent, reason: str) -> No
 
 
 def report_topology_error(ctx: OperationsContext, topology_id: str, text: str) -> None:
-    """Record an error of a topology that no task caused; it is only logged if that is gone."""
+    """Record an error of a topology that no task caused.
+
+    It is only logged if the topology is gone.
+    """
     _report_error(ctx, topology_id, SYSTEM, _TOPOLOGY_TASK, text)
 
 
 def _report_error(
     ctx: OperationsContext, topology_id: str, component: str, task: int, text: str
 ) -> None:
-    """Record an error of a topology that exists, and log it; equal ones are one record."""
+    """Log an error, and record it if its topology exists; equal ones are one record."""
     ctx.log.warning("%s, %s: %s", topology_id, component, text)
     if not ctx.cluster.state.exists(paths.topology(topology_id)):
         return

@@ -430,7 +430,7 @@ class BoltRunner(Runner):
         return self.state.idle_secs() if self.state is not None else None
 
     def _run_without_tuples(self) -> bool:
-        """Run only the timers of windows and state, until the cluster takes the task's events.
+        """Run only the timers of windows and state, while events are not taken.
 
         Tuples and ticks wait. Returns True if there was work.
         """

@@ -170,9 +170,7 @@ class Runner:
         Message timeouts do not run in this time.
         """
         self.events_full = False
-        """True while the task takes no tuples, because the cluster does not take its events for
-        Dagster (:class:`EventDelivery`). Set by the loop, read by any thread.
-        """
+        """True while its events for Dagster are not taken, and it takes no tuples. Any thread."""
         self.in_cycle = False
         """True if its component reads, directly or not, from all components that hold it back."""
         self.next_turn = 0.0
