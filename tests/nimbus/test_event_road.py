@@ -149,6 +149,7 @@ def test_a_code_location_pulls_what_a_worker_reported(leading: Callable[..., Clu
     assert other.status_code == 409 and "is owned by 'shop:default'" in other.text
     assert cluster.acknowledge("wc", log, 3, owner="other:default").status_code == 409
     assert cluster.acknowledge("wc", "b" * 32, 3).status_code == 409
+    wrong: dict[str, Any]
     for wrong in ({"limit": 0}, {"limit": 201}, {"after": "x"}):
         assert cluster.pull("wc", **wrong).status_code == 400, wrong
     assert cluster.nimbus.get("/v1/topologies/wc/events").status_code == 409, "no owner"
