@@ -21,7 +21,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.live.event_logs import Report, take_events
+from storm_dagster.operations.live.event_logs import EventReport, take_events
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -227,7 +227,7 @@ def test_doctor_warns_of_events_that_wait_for_long(leading: Callable[..., Cluste
     with NimbusBlobClient(cluster.nimbus.url) as blobs:
         ctx = replace(cluster.context(blobs), now_secs=lambda: int(time.time()) - 700)
         source = EventSource(topology_id, declared=True, owner=OWNER)
-        take_events(ctx, "wc", source, [Report(topology_id, "count", 4, event)])
+        take_events(ctx, "wc", source, [EventReport(topology_id, "count", 4, event)])
     home = cluster.nimbus.home
     conf = {
         "nimbus.seeds": [cluster.nimbus.url.removeprefix("http://")],
@@ -257,7 +257,7 @@ def test_events_wait_for_the_clusters_dagster_and_go_in_order(
     check = DagsterEvent.make("wc/count", "check", "lake/ordered", check="x", passed=True)
     refused = msgspec.structs.replace(check, passed=None)
     with NimbusBlobClient(away.nimbus.url) as blobs:
-        report = Report(topology_id, "count", 4, refused)
+        report = EventReport(topology_id, "count", 4, refused)
         take_events(away.context(blobs), "wc", EventSource(topology_id), [report])
     away.report("wc", document(3, "ordered", **COUNT))
     pulled = away.pull("wc").json()

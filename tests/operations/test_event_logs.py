@@ -15,7 +15,7 @@ from storm_dagster.model.event_log import is_batch_key
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.event_logs import (
-    Report,
+    EventReport,
     acknowledge_events,
     drop_old_events,
     full_text,
@@ -30,9 +30,9 @@ pytestmark = pytest.mark.zookeeper
 OWNER = "shop:default"
 
 
-def reports(topology_id: str, *numbers: int, text: str = "") -> list[Report]:
+def reports(topology_id: str, *numbers: int, text: str = "") -> list[EventReport]:
     return [
-        Report(
+        EventReport(
             topology_id,
             "count",
             4,
@@ -110,7 +110,7 @@ def test_events_keep_who_reported_them(world: World) -> None:
     topology_id = world.submit("wc", "t")
     source = EventSource(topology_id)
     event = DagsterEvent.make("wc/count", "check", ["lake", "wörds"], check="x", passed=False)
-    former_release = Report(topology_id, None, None, event)
+    former_release = EventReport(topology_id, None, None, event)
     take_events(world.context(), "wc", source, [*reports(topology_id, 1), former_release])
     first, second = read_page(world.context(), "wc", None, 0, 200).events
     assert (first.component, first.task, first.topology, first.at) == (

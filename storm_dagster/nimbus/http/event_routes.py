@@ -22,7 +22,7 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.event_intake import EventIntake, IntakeResult
 from storm_dagster.nimbus.requests.event_pulls import EventPulls, stored_source
 from storm_dagster.operations.context import topology_by_name
-from storm_dagster.operations.live.event_logs import Report
+from storm_dagster.operations.live.event_logs import EventReport
 
 _MAX_EVENTS = 100
 """Events in a worker's batch."""
@@ -262,7 +262,7 @@ def _checked(document: dict[str, Any]) -> TakenRequest:
 
 def _decode_batch(
     topology_id: str, document: dict[str, Any]
-) -> tuple[list[Report], dict[str, str]]:
+) -> tuple[list[EventReport], dict[str, str]]:
     """The events of a worker's body, and the invalid ones: id -> reason.
 
     :class:`InvalidRequest` for another body, and for an invalid event without an id.
@@ -270,7 +270,7 @@ def _decode_batch(
     events = document.get("events")
     if not isinstance(events, list) or len(events) > _MAX_EVENTS or set(document) != {"events"}:
         raise InvalidRequest(f'a batch is {{"events": [event]}}, with {_MAX_EVENTS} events at most')
-    reports: list[Report] = []
+    reports: list[EventReport] = []
     refused: dict[str, str] = {}
     for entry in events:
         event_id = entry.get("id") if isinstance(entry, dict) else None
@@ -282,7 +282,7 @@ def _decode_batch(
             refused[event_id] = error.message
             continue
         component, task = _reporter(entry)
-        reports.append(Report(topology_id, component, task, event))
+        reports.append(EventReport(topology_id, component, task, event))
     return reports, refused
 
 

@@ -17,7 +17,7 @@ from storm_dagster.host.futures import in_thread
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.live import event_logs
-from storm_dagster.operations.live.event_logs import Report
+from storm_dagster.operations.live.event_logs import EventReport
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class _Batch:
     """A worker's batch that waits for a commit."""
 
     source: EventSource
-    reports: Sequence[Report]
+    reports: Sequence[EventReport]
     result: Future[IntakeResult]
 
 
@@ -63,7 +63,7 @@ class EventIntake:
         """Name of a topology whose thread runs -> its batches, oldest first."""
 
     def submit(
-        self, name: str, source: EventSource, reports: Sequence[Report]
+        self, name: str, source: EventSource, reports: Sequence[EventReport]
     ) -> Future[IntakeResult]:
         """Queue a batch for the next commit of that topology's name.
 

@@ -56,7 +56,7 @@ _TOPOLOGY_TASK = -1
 
 
 @dataclass(frozen=True)
-class Report:
+class EventReport:
     """An event as a worker reports it."""
 
     topology: str
@@ -87,7 +87,7 @@ class EventPage:
 
 
 def take_events(
-    ctx: OperationsContext, name: str, source: EventSource, reports: Sequence[Report]
+    ctx: OperationsContext, name: str, source: EventSource, reports: Sequence[EventReport]
 ) -> TakeResult:
     """Take the events of a topology's name in one transaction, as far as they fit.
 
@@ -112,7 +112,7 @@ def _take_once(
     epoch: int,
     name: str,
     source: EventSource,
-    reports: Sequence[Report],
+    reports: Sequence[EventReport],
 ) -> TakeResult:
     """Take events as :func:`take_events`.
 
@@ -149,7 +149,9 @@ def _take_once(
     return TakeResult(len(events), new_head if plan.full else None)
 
 
-def _number_events(head: EventLogHead, reports: Sequence[Report], now: int) -> list[TakenEvent]:
+def _number_events(
+    head: EventLogHead, reports: Sequence[EventReport], now: int
+) -> list[TakenEvent]:
     """The events with the next numbers of the log, taken ``now``."""
     return [
         TakenEvent(

@@ -98,7 +98,7 @@ def log_level(ctx: OperationsContext, name: str, logger: str, level: str) -> Non
 def take_event(ctx: OperationsContext, *, topology_id: str, partition: str) -> None:
     """Take one event of the topology ``wc``."""
     event = DagsterEvent.make("wc/count", "materialization", "lake/words", partition=partition)
-    report = event_logs.Report(topology_id, "count", 4, event)
+    report = event_logs.EventReport(topology_id, "count", 4, event)
     event_logs.take_events(ctx, "wc", EventSource(topology_id), [report])
 
 

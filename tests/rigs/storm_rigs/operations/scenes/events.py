@@ -7,7 +7,7 @@ import time
 from storm_dagster.core.event_log import EventSource
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.event_log import is_batch_key
-from storm_dagster.operations.live.event_logs import Report, read_page, take_events
+from storm_dagster.operations.live.event_logs import EventReport, read_page, take_events
 from storm_rigs.operations.acting import acknowledge, redirect_events, take_event
 from storm_rigs.operations.scenes.scene import Scene
 from storm_rigs.stage.records import World
@@ -15,10 +15,10 @@ from storm_rigs.stage.records import World
 _ACTING = "storm_rigs.operations.acting"
 
 
-def report(topology_id: str, partition: str) -> Report:
+def report(topology_id: str, partition: str) -> EventReport:
     """A materialization of that partition."""
     event = DagsterEvent.make("wc/count", "materialization", "lake/words", partition=partition)
-    return Report(topology_id, "count", 4, event)
+    return EventReport(topology_id, "count", 4, event)
 
 
 def partitions(world: World) -> list[str | None]:
