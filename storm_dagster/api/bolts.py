@@ -19,18 +19,21 @@ class AssetEvent(TypedDict, total=False):
     description: str | None
     data_version: str | None
     anchors: Sequence[Any] | None
-    """Tuples that are acked only when Dagster has stored the event; default: that in process."""
+    """Tuples that are acked only when the cluster has taken the event; default: that in process."""
 
 
 class DagsterReports:
     """Reports of a bolt to Dagster, as ``self.dagster``.
 
-    Each call checks its values and returns at once. The event is delivered at least once, through
-    nimbus: the tuple in process is acked only when Dagster has stored the event, and a replayed
-    tuple repeats the report. Without a tuple (ticks, ``initialize``, untracked tuples, bolts
-    without ``auto_anchor``) the worker keeps the event until Dagster has stored it, and reports an
-    error if it must drop it. As with ``emit``, ``anchors`` sets other tuples. Equal pending events
-    are sent once.
+    Each call checks its values and returns at once. The event is delivered at least once: nimbus
+    stores it, and delivers it when Dagster is there. The tuple in process is acked only when nimbus
+    has stored the event, and a replayed tuple repeats the report. Without a tuple (ticks,
+    ``initialize``, untracked tuples, bolts without ``auto_anchor``) the worker keeps the event
+    until nimbus has stored it, and reports an error if it must drop it. As with ``emit``,
+    ``anchors`` sets other tuples. Equal pending events are sent once.
+
+    A component with many events that nimbus does not take gets no more tuples and ticks until it
+    does.
 
     ``key`` is ``"lake/clicks"`` or a list of its parts. ``metadata`` are JSON values, 16 KiB at
     most.

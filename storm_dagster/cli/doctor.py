@@ -26,6 +26,7 @@ from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import install_command, requirements_of
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
+from storm_dagster.model.event_log import destination_remedy, event_log_text
 from storm_dagster.security.settings import Security, zookeeper_tls
 from storm_dagster.security.spark_remote import derived_spark_token
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _SPARK_SECS = 20.0
 """Time in which Spark must return its version."""
+_LATE_EVENT_SECS = 600.0
+"""Time for which events for Dagster may wait."""
 _MAX_TOPOLOGIES = 50
 """Number of topologies whose problems are read."""
 
@@ -221,6 +224,18 @@ def _names_no_cluster(invocation: Invocation) -> bool:
     return ClusterFile.read(invocation.home) is None
 
 
+def _events(logs: Mapping[str, Any], now_secs: float) -> Iterator[HealthResult]:
+    """Yield a warning for each topology whose events have waited for long."""
+    for name, document in sorted(logs.items()):
+        if document["waiting"] and now_secs - document["since"] > _LATE_EVENT_SECS:
+            text = event_log_text(document, now_secs)
+            yield (
+                "warning",
+                f"topology {name}: {text}",
+                destination_remedy(document["declared"]),
+            )
+
+
 def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
     if _names_no_cluster(invocation):
         yield "ok", "none runs in this HOME", ""
@@ -237,6 +252,7 @@ def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
                     f"the records of {name} cannot be read, so that it is not healed: {reason}",
                     "restore it from a backup (docs/backup.md)",
                 )
+            yield from _events(cluster.get("events", {}), time.time())
             if cluster.get("alarm"):
                 yield "warning", f"healing pauses: {cluster['alarm']}", "storm-dagster status"
             # Topologies with tasks that do not run first: only some are read.

@@ -16,6 +16,7 @@ from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.changes import drain_hosts, topologies_on
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
+from storm_dagster.model.event_log import is_batch_key
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import Scope, make_token
@@ -171,6 +172,11 @@ def _check_users_key(nimbus: NimbusClient, key: str, doing: str) -> None:
     if key.startswith(("staging.", "staging-of.", "upload.")):
         raise InvalidRequest(
             f"blob {key!r} belongs to a submission and cannot be {doing}: the cleaner removes it"
+        )
+    if is_batch_key(key):
+        raise InvalidRequest(
+            f"blob {key!r} holds events for Dagster and cannot be {doing}: it is removed when "
+            "Dagster has them"
         )
 
 

@@ -3,6 +3,7 @@
 import datetime
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,6 +26,7 @@ from storm_dagster.cli.output import (
 from storm_dagster.client.waiting import list_operations
 from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.event_log import event_log_text
 from storm_dagster.model.operation_text import operation_text
 
 _after_option = click.option("--after", metavar="TASK:N", help="Continue after an earlier page.")
@@ -375,6 +377,10 @@ def show(invocation: Invocation, name: str) -> None:
         click.echo(plain(operation_text(operation)))
     for problem in document.get("problems", []):
         notify(f"warning: {problem}")
+    # An older nimbus has no event log.
+    events = event_log_text(document["events"], time.time()) if document.get("events") else None
+    if events is not None:
+        click.echo(plain(f"Dagster: {events}"))
     print_table("workers", "node host:port pid uptime version tasks", document["workers"])
     upgrade = document.get("upgrade")
     if upgrade is not None:

@@ -51,6 +51,8 @@ topologies.
 """
 _WORKERS = re.compile(r"/v1/topologies/[^/]+/events")
 """Sent by workers, which have no secret: the route itself checks their start tokens."""
+_EVENTS = re.compile(r"/v1/topologies/[^/]+/events(/taken)?")
+"""Pulled and acknowledged by code locations: both need the right to change the topology."""
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 """Names that may be those of users."""
 _TOPOLOGY = re.compile(
@@ -144,7 +146,8 @@ def allows(scope: str, method: str, path: str) -> bool:
     """True if a token of a scope other than ``admin`` permits the request."""
     if scope == "metrics":
         return method in ("GET", "HEAD") and path == "/metrics"
-    if method in ("GET", "HEAD") and (_READ.fullmatch(path) or _PAGE.fullmatch(path)):
+    is_read = _READ.fullmatch(path) or _PAGE.fullmatch(path)
+    if method in ("GET", "HEAD") and is_read and not _EVENTS.fullmatch(path):
         return True
     return scope == "operate" and operation_of(method, path)[0] in ("submit", "topology")
 

@@ -23,6 +23,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.fusion import fuse
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec
+from storm_dagster.worker.dataplane.events import ReportedEvent
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.single_process import number_tasks, place_all
 from storm_dagster.worker.tasks.errors import ErrorReporter
@@ -223,11 +224,12 @@ class TopologyRun:
         for thread in writers:
             thread.join(_WRITING_SECS)
 
-    def _print_events(self, batch: list[DagsterEvent]) -> None:
-        for event in batch:
+    def _print_events(self, batch: list[ReportedEvent]) -> None:
+        for reported in batch:
             self._events += 1
-            self.on_event(event)
-        self.shared.events.on_response(ReportResponse(frozenset(event.id for event in batch)))
+            self.on_event(reported.event)
+        event_ids = frozenset(reported.event.id for reported in batch)
+        self.shared.events.on_response(ReportResponse(event_ids))
 
     # -- reports -----------------------------------------------------------------------------------
 

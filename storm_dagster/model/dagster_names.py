@@ -43,6 +43,12 @@ release launches runs without it.
 DECLARED_VERSION_KEY = "declared.code.version"
 """Conf key of a declared topology: version of the code and conf that it was deployed from."""
 
+DECLARED_OWNER_KEY = "declared.owner"
+"""Conf key of a declared topology: project and deployment that deploy it and get its events.
+
+Without it the topology has no owner yet.
+"""
+
 PRIORITY_TAGS = {"dagster/priority": "100"}
 """Tags of runs that a caller waits for: they pass the other runs of a queue, whose priority is 0 by
 default.

@@ -32,6 +32,8 @@ SPARK_SESSIONS = "/spark_sessions"
 ACTIONS = "/actions"
 # Declared topologies that a run deploys now: one ephemeral node for each.
 DEPLOYS = "/deploys"
+# Events for Dagster that the cluster has taken: one log for each name of a topology that reports.
+EVENTS = "/events"
 # Changes that leaders made without Dagster and have not reported to it yet: one bounded record.
 UNREPORTED = "/unreported"
 # Memories of sensors between their ticks that are too large for a cursor: the newest records of
@@ -66,7 +68,8 @@ FIRST_LEVEL = (
 """The persistent first-level nodes, created together with the root.
 
 The others are created by their writers: the cluster's id with the root's owner, the healer's and
-the leader's node by their sessions, ``DEPLOYS`` by the first run that deploys a declared topology.
+the leader's node by their sessions, ``DEPLOYS`` by the first run that deploys a declared topology,
+``EVENTS`` by the leader with the first event that it takes.
 """
 
 
@@ -88,6 +91,19 @@ def worker(topology_id: str, node: str, port: int) -> str:
 def deploy(name: str) -> str:
     """Ephemeral record of the run that deploys the declared topology ``name``."""
     return f"{DEPLOYS}/{name}"
+
+
+def event_log(name: str) -> str:
+    """Head of the event log of the topology ``name``; it survives the topology."""
+    return f"{EVENTS}/{name}"
+
+
+def event_batch(name: str, first: int) -> str:
+    """Index of the batch of that log whose first event has that number.
+
+    The order of the names is that of the numbers.
+    """
+    return f"{EVENTS}/{name}/{first:012d}"
 
 
 def topology(topology_id: str) -> str:

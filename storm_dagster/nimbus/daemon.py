@@ -41,6 +41,7 @@ from storm_dagster.nimbus.leadership.duties import (
     LeaderTransitions,
 )
 from storm_dagster.nimbus.leadership.election import Election
+from storm_dagster.nimbus.leadership.event_duties import LeaderEvents
 from storm_dagster.nimbus.leadership.start import (
     ContainerHeartbeat,
     check_mode,
@@ -140,6 +141,7 @@ def _serve(
         "nimbus-duties": lambda: LeaderDuties(nimbus).run(ended),
         "nimbus-transitions": lambda: LeaderTransitions(nimbus).run(ended),
         "nimbus-reports": lambda: LeaderReports(nimbus).run(ended),
+        "nimbus-forwarding": lambda: LeaderEvents(nimbus).run(ended),
         "nimbus-healing": lambda: LeaderHealing(nimbus).run(ended),
         "nimbus-blob-sync": lambda: _synchronize(sync, sync_wake, ended),
         "nimbus-takeover": lambda: takeover.run(ended),

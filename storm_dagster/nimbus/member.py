@@ -100,6 +100,8 @@ class Nimbus:
     """Make the election poll at once; the daemon sets it when the election exists."""
     verb_executed: threading.Event = field(default_factory=threading.Event)
     """Set when the leader has executed a verb: its duties then poll at once."""
+    events_taken: threading.Event = field(default_factory=threading.Event)
+    """Set when the leader has taken events for Dagster: it then forwards them at once."""
 
     def __post_init__(self) -> None:
         self.expiring.append(self.launches.runs)

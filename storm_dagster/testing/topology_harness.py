@@ -31,6 +31,7 @@ from storm_dagster.model.fusion import fuse
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
 from storm_dagster.testing.waiting import patience
+from storm_dagster.worker.dataplane.events import ReportedEvent
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.single_process import number_tasks, place_all
 from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
@@ -188,7 +189,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self.dagster_events: list[DagsterEvent] = []
         """Events reported by bolts (``self.dagster``), in order."""
         self.dagster_up: bool = True
-        """True if a simulated Dagster stores events; otherwise their tuples wait."""
+        """True if the simulated cluster takes events; otherwise their tuples wait."""
         self.shared.events.send = self._store
         self._folder = TemporaryDirectory(prefix="storm-harness-")
         self.shared.scratch = Path(self._folder.name)
@@ -209,11 +210,12 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
     def _report(self, task: int, component: str, error: BaseException, where: str) -> None:
         self.errors.append((component, error))
 
-    def _store(self, batch: list[DagsterEvent]) -> None:
-        """Respond to a batch of events in place of Dagster."""
+    def _store(self, batch: list[ReportedEvent]) -> None:
+        """Respond to a batch of events in place of the cluster."""
         if self.dagster_up:
-            self.dagster_events += batch
-            self.shared.events.on_response(ReportResponse(frozenset(event.id for event in batch)))
+            events = [reported.event for reported in batch]
+            self.dagster_events += events
+            self.shared.events.on_response(ReportResponse(frozenset(event.id for event in events)))
         else:
             self.shared.events.on_response(ReportResponse(trouble="dagster_up is False"))
 
@@ -313,8 +315,10 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
     def _waits_for_retry(self) -> bool:
         """True if a task waits for an external system: it is idle until time has passed."""
         now_ms = self.shared.now_ms()
-        runners = self.engine.runners.values()
-        return any(getattr(runner.instance, "_room_at", 0) > now_ms for runner in runners)
+        for runner in self.engine.runners.values():
+            if runner.events_full or getattr(runner.instance, "_room_at", 0) > now_ms:
+                return True
+        return False
 
     def _result(self) -> HarnessResult:
         """Everything since the begin of the harness, not only of the last run."""

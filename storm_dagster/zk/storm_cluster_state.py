@@ -20,6 +20,7 @@ from storm_dagster.security.settings import zookeeper_payload, zookeeper_tls
 from storm_dagster.security.zookeeper_access import SUPER_ACL
 from storm_dagster.zk import root, shards, view_loading
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
+from storm_dagster.zk.event_logs import EventLogs
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.task_errors import TaskErrors
 from storm_dagster.zk.transaction import Transaction
@@ -112,7 +113,9 @@ def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
     return state
 
 
-class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormClusterState"]):
+class StormClusterState(
+    WorkerNodes, TaskErrors, EventLogs, AbstractContextManager["StormClusterState"]
+):
     """All state that Storm keeps in ZooKeeper, as daemons read and write it.
 
     A write is guarded by the leadership epoch, by this session, or by the version of the

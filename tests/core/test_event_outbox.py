@@ -1,17 +1,19 @@
-"""Events that wait for Dagster: bounded, joined, in order, and no tuple acked before its event is
-stored.
+"""Events of a worker until the cluster takes them: bounded, joined, in order, and no tuple acked
+before its event is taken.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.dataplane.event_outbox import (
     MAX_BATCH,
+    MAX_BATCH_BYTES,
     MAX_EVENTS,
     EventOutbox,
     ReportResponse,
@@ -21,6 +23,11 @@ from storm_dagster.model.dagster_events import DagsterEvent
 
 def event(number: int) -> DagsterEvent:
     return DagsterEvent.make("wc/count", "materialization", "lake/words", partition=f"p{number}")
+
+
+def sent(outbox: EventOutbox[Any], now: float) -> list[DagsterEvent]:
+    """The events of the next batch."""
+    return [entry.event for entry in outbox.next_batch(now)]
 
 
 def stored(*events: DagsterEvent) -> ReportResponse:
@@ -34,16 +41,16 @@ def outbox() -> EventOutbox[str]:
 
 def test_an_event_is_sent_until_an_answer_names_it(outbox: EventOutbox[str]) -> None:
     one, two = event(1), event(2)
-    assert outbox.next_batch(0.0) == []
+    assert sent(outbox, 0.0) == []
     outbox.add(7, one, "a", 0.0)
-    assert outbox.next_batch(0.0) == [one]
+    assert sent(outbox, 0.0) == [one]
     outbox.add(7, two, "b", 0.1)
-    assert outbox.next_batch(0.2) == [], "one batch at a time"
+    assert sent(outbox, 0.2) == [], "one batch at a time"
     assert outbox.handle_response(ReportResponse(trouble="no leader"), 1.0).ack == []
-    assert outbox.next_batch(1.4) == [], "a pause after trouble"
-    assert outbox.next_batch(1.5) == [one, two]
+    assert sent(outbox, 1.4) == [], "a pause after trouble"
+    assert sent(outbox, 1.5) == [one, two]
     assert outbox.handle_response(stored(one), 2.0).ack == ["a"]
-    assert outbox.next_batch(2.0) == [two]
+    assert sent(outbox, 2.0) == [two]
     outcome = outbox.handle_response(ReportResponse(refused={two.id: "no such check"}), 3.0)
     assert outcome.ack == [] and len(outbox) == 0
     ((entry, reason),) = outcome.refused
@@ -60,7 +67,7 @@ def test_a_stored_event_whose_asset_is_undefined_is_acked_and_named(
     first, second = event(1), event(2)
     outbox.add(7, first, "a", 0.0)
     outbox.add(7, second, "b", 0.0)
-    outbox.next_batch(0.0)
+    sent(outbox, 0.0)
     stored_ids = frozenset({first.id, second.id})
     response = ReportResponse(stored_ids, undefined={second.id: "is defined nowhere"})
     outcome = outbox.handle_response(response, 1.0)
@@ -72,18 +79,18 @@ def test_a_stored_event_whose_asset_is_undefined_is_acked_and_named(
 def test_pauses_grow_and_end_with_an_answer_without_trouble(outbox: EventOutbox[str]) -> None:
     now, pauses = 0.0, []
     outbox.add(1, event(1), None, now)
-    assert outbox.next_batch(now)
+    assert sent(outbox, now)
     for _ in range(8):
         outbox.handle_response(ReportResponse(trouble="down"), now)
         began = now
-        while not outbox.next_batch(now):
+        while not sent(outbox, now):
             now += 0.5
         pauses.append(now - began)
     assert pauses == [0.5, 1, 2, 4, 8, 15, 15, 15]
     outbox.handle_response(ReportResponse(), now)
-    assert outbox.next_batch(now), "at once"
+    assert sent(outbox, now), "at once"
     outbox.handle_response(ReportResponse(trouble="down"), now)
-    assert not outbox.next_batch(now + 0.4) and outbox.next_batch(now + 0.5)
+    assert not sent(outbox, now + 0.4) and sent(outbox, now + 0.5)
 
 
 def test_a_replay_joins_the_event_that_waits_and_both_tuples_are_acked(
@@ -91,19 +98,19 @@ def test_a_replay_joins_the_event_that_waits_and_both_tuples_are_acked(
 ) -> None:
     one = event(1)
     outbox.add(7, one, "first", 0.0)
-    assert outbox.next_batch(0.0) == [one]
+    assert sent(outbox, 0.0) == [one]
     outbox.add(7, event(1), "replay", 31.0)
     outbox.add(8, event(1), "of another task", 32.0)
     assert len(outbox) == 2
     assert outbox.handle_response(stored(one), 33.0).ack == ["first", "replay", "of another task"]
-    assert outbox.next_batch(34.0) == []
+    assert sent(outbox, 34.0) == []
 
 
 def test_tuples_that_timed_out_are_let_go_and_their_events_stay(outbox: EventOutbox[str]) -> None:
     outbox.add(7, event(1), "old", 0.0)
     outbox.add(7, event(1), "new", 50.0)
     assert outbox.expire(60.0) == [] and outbox.expire(61.0) == ["old"]
-    assert outbox.next_batch(61.0) == [event(1)]
+    assert sent(outbox, 61.0) == [event(1)]
     assert outbox.handle_response(stored(event(1)), 62.0).ack == ["new"]
 
 
@@ -112,10 +119,32 @@ def test_a_task_has_a_bounded_number_of_events(outbox: EventOutbox[str]) -> None
     assert not outbox.add(1, event(MAX_EVENTS), "tuple", 0.0)
     assert outbox.add(1, event(0), "tuple", 0.0), "to join one takes no room"
     assert outbox.add(2, event(MAX_EVENTS), "tuple", 0.0), "another task has its own room"
-    batch = outbox.next_batch(0.0)
+    batch = sent(outbox, 0.0)
     assert batch == [event(number) for number in range(MAX_BATCH)]
     outbox.handle_response(stored(*batch), 0.0)
     assert outbox.add(1, event(MAX_EVENTS), "tuple", 0.0)
+
+
+def test_a_batch_has_as_many_events_as_fit_into_a_request(outbox: EventOutbox[str]) -> None:
+    large = [
+        DagsterEvent.make("wc/count", "observation", "a", metadata={"n": n, "text": "x" * 16_000})
+        for n in range(60)
+    ]
+    for one in large:
+        outbox.add(1, one, None, 0.0)
+    batches: list[list[DagsterEvent]] = []
+    while len(outbox):
+        batches.append(sent(outbox, 0.0))
+        outbox.handle_response(stored(*batches[-1]), 0.0)
+    assert [one for batch in batches for one in batch] == large
+    sizes = [sum(len(msgspec.json.encode(one)) for one in batch) for batch in batches]
+    assert len(batches) == 2 and max(sizes) <= MAX_BATCH_BYTES
+
+
+def test_tuples_wait_on_while_no_timeout_runs(outbox: EventOutbox[str]) -> None:
+    outbox.add(7, event(1), "tuple", 0.0)
+    outbox.postpone_expiry(59.0)
+    assert outbox.expire(119.0) == [] and outbox.expire(120.0) == ["tuple"]
 
 
 def test_a_closed_task_fails_its_tuples_and_keeps_unrepeatable_events(
@@ -125,7 +154,7 @@ def test_a_closed_task_fails_its_tuples_and_keeps_unrepeatable_events(
     outbox.add(1, event(2), None, 0.0)
     outbox.add(2, event(3), "other", 0.0)
     assert outbox.close(1) == ["tuple"]
-    assert outbox.next_batch(0.0) == [event(2), event(3)]
+    assert sent(outbox, 0.0) == [event(2), event(3)]
     assert outbox.handle_response(stored(event(2), event(3)), 0.0).ack == ["other"]
     assert len(outbox) == 0
 
@@ -146,10 +175,10 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS)
-def test_every_tuple_has_one_verdict_and_acks_mean_stored_by_dagster(
+def test_every_tuple_has_one_verdict_and_acks_mean_taken(
     actions: list[Any],
 ) -> None:
-    """A Dagster that stores what it is sent, and whose answers get lost."""
+    """A cluster that takes what it is sent, and whose answers get lost."""
     outbox: EventOutbox[tuple[int, str]] = EventOutbox(60.0)
     now, number = 0.0, 0
     known: set[str] = set()
@@ -161,7 +190,7 @@ def test_every_tuple_has_one_verdict_and_acks_mean_stored_by_dagster(
             assert not acked or name in known
 
     def send(how: str) -> None:
-        batch = outbox.next_batch(now)
+        batch = sent(outbox, now)
         if not batch:
             return
         part = batch[: len(batch) // 2] if how == "partly" else batch
@@ -169,7 +198,7 @@ def test_every_tuple_has_one_verdict_and_acks_mean_stored_by_dagster(
             known.update(one.id for one in part)
         answers = {
             "stored": stored(*part),
-            "partly": ReportResponse(frozenset(one.id for one in part), {}, "slow"),
+            "partly": ReportResponse(frozenset(one.id for one in part), trouble="slow"),
             "lost": ReportResponse(trouble="connection reset"),
             "trouble": ReportResponse(trouble="no leader"),
             "refused": ReportResponse(refused={one.id: "no" for one in part}),

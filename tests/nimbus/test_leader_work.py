@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from storm_dagster.blobstore.local import LocalBlobStore
@@ -22,7 +21,6 @@ from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
-from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import REQUEST_TAG, TOKEN_TAG
 from storm_dagster.model.operation_record import OperationRecord, TokenRecord
 from storm_dagster.model.records import (
@@ -588,52 +586,6 @@ def test_changes_are_runs(
         ("explode", {}),
     ):
         assert post(nimbus, f"/v1/topologies/wc/{verb}", body).status_code == 400, (verb, body)
-
-
-def report_materialization(
-    nimbus: NimbusThread, state: StormClusterState, topology_id: str, asset: str
-) -> dict[str, Any]:
-    """Report a materialization as the live worker of the topology does; nimbus's response."""
-    entry = state.read_assignment(topology_id)
-    assert entry is not None
-    (worker,) = entry[0].workers
-    token = f"token-of-{topology_id}"
-    record = WorkerNode(
-        pid=1, token=token, version=0, tasks=worker.tasks, started_ms=0, status="running", code=""
-    )
-    state.state.mkdirs(paths.workers(topology_id))
-    node = paths.worker(topology_id, worker.node, worker.port)
-    state.state.set_ephemeral_node(node, encode_record(record))
-    event = DagsterEvent.make("wc/count", "materialization", asset)
-    return httpx.post(
-        f"{nimbus.url}/v1/topologies/{topology_id}/events",
-        json={"events": [msgspec.to_builtins(event)]},
-        headers={"Authorization": f"Bearer {token}"},
-        timeout=60,
-        trust_env=False,
-    ).json()
-
-
-@pytest.mark.dagster
-def test_an_event_for_an_asset_unknown_to_dagster_is_an_error(
-    with_dagster: NimbusThread, cluster: Callable[[], StormClusterState]
-) -> None:
-    state = cluster()
-    add_supervisor(state, "s1")
-    declared = stages(
-        with_dagster, state, "declared", "t-declared", {"declared.code.version": "v1"}
-    )
-    plain = stages(with_dagster, state, "plain", "t-plain")
-
-    def undefined(topology_id: str, asset: str) -> list[str]:
-        response = report_materialization(with_dagster, state, topology_id, asset)
-        assert len(response["stored"]) == 1 and response["trouble"] is None, response
-        return list(response["undefined"].values())
-
-    (text,) = undefined(declared, "lake/nowhere")
-    assert "does not define the asset" in text and "build_storm_defs" in text
-    assert undefined(declared, "storm/task_info") == []
-    assert undefined(plain, "lake/nowhere") == [], "a topology that was submitted by hand"
 
 
 # -- without Dagster -------------------------------------------------------------------------------

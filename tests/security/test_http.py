@@ -107,7 +107,13 @@ def test_a_supervisors_logs_need_a_proof(tmp_path: Path) -> None:
 _ASKED = {
     "metrics": [("GET", "/metrics")],
     "read": [("GET", "/v1/topologies"), ("GET", "/v1/cluster"), ("GET", "/v1/topologies/x")],
-    "operate": [("POST", "/v1/topologies/x/kill"), ("POST", "/v1/submit"), ("POST", "/v1/uploads")],
+    "operate": [
+        ("POST", "/v1/topologies/x/kill"),
+        ("POST", "/v1/submit"),
+        ("POST", "/v1/uploads"),
+        ("GET", "/v1/topologies/x/events"),
+        ("POST", "/v1/topologies/x/events/taken"),
+    ],
     "admin": [("POST", "/v1/blacklist"), ("GET", "/v1/blobs"), ("GET", "/no/such/path")],
 }
 

@@ -1,4 +1,4 @@
-"""Outbox of unreported Dagster events in a worker.
+"""Outbox of a worker: Dagster events that the cluster has not taken yet.
 
 It also holds the tuples whose acks wait for events. Pure: the caller passes the time, sends the
 batches and carries out the results. ``H`` is the type of a tuple whose ack waits for an event. At
@@ -9,14 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import msgspec
+
 from storm_dagster.model.dagster_events import DagsterEvent
 
 H = TypeVar("H")
 
-MAX_EVENTS = 1000
-"""Events that may wait for one task."""
-MAX_BATCH = 32
-"""Events of a batch. With the longest metadata they fit into a request of 1 MiB."""
+FULL_EVENTS = 1000
+"""Waiting events of a task from which on it takes no more tuples."""
+ROOM_EVENTS = 500
+"""Waiting events of such a task up to which it takes tuples again."""
+MAX_EVENTS = 10_000
+"""Limit of the waiting events of one task, which a single call can reach: it is not interrupted."""
+MAX_BATCH = 100
+"""Events of a batch."""
+MAX_BATCH_BYTES = 512 * 1024
+"""Bytes of the events of a batch; a request may have 1 MiB."""
 MAX_PAUSE_SECS = 15.0
 """Longest pause after a response with trouble."""
 
@@ -26,12 +34,17 @@ class ReportResponse:
     """Response to a batch; events that it does not name are sent with the next one."""
 
     stored: frozenset[str] = frozenset()
+    """Ids of the events that the cluster has taken."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Id -> reason why Dagster will never store it."""
+    """Id -> reason why it will never be taken."""
     undefined: Mapping[str, str] = field(default_factory=dict)
-    """Id of a stored event whose asset that Dagster does not define -> consequence and remedy."""
+    """Id of an event that a nimbus of a former release has stored in a Dagster that does not define
+    its asset -> consequence and remedy.
+    """
     trouble: str | None = None
-    """Reason why the other events are not stored yet."""
+    """Reason why the other events are not taken yet."""
+    full: bool = False
+    """True if the reason is that the event log of the topology is full."""
 
 
 @dataclass
@@ -44,6 +57,8 @@ class OutboxEntry(Generic[H]):
     """(tuple whose ack waits, time at which it began to wait)."""
     without_tuple: bool = False
     """True if it was also reported without a tuple, so that no replay would report it."""
+    size: int = 0
+    """Bytes of the event as JSON."""
 
 
 @dataclass
@@ -51,15 +66,15 @@ class OutboxResult(Generic[H]):
     """Actions that follow from a response."""
 
     ack: list[H] = field(default_factory=list)
-    """Tuples whose event is stored."""
+    """Tuples whose event is taken."""
     refused: list[tuple[OutboxEntry[H], str]] = field(default_factory=list)
-    """(entry, reason) of events that Dagster will never store."""
+    """(entry, reason) of events that will never be taken."""
     undefined: list[tuple[OutboxEntry[H], str]] = field(default_factory=list)
     """(entry, consequence and remedy) of stored events whose asset is not defined."""
 
 
 class EventOutbox(Generic[H]):
-    """Unreported events of all tasks of a worker, oldest first."""
+    """Events of all tasks of a worker that are not taken yet, oldest first."""
 
     def __init__(self, hold_secs: float) -> None:
         """Start with an empty outbox.
@@ -90,7 +105,7 @@ class EventOutbox(Generic[H]):
         if entry is None:
             if self._counts.get(task, 0) >= MAX_EVENTS:
                 return False
-            entry = OutboxEntry(task, event)
+            entry = OutboxEntry(task, event, size=len(msgspec.json.encode(event)))
             self._waiting[task, event.id] = entry
             self._counts[task] = self._counts.get(task, 0) + 1
         if holder is None:
@@ -99,16 +114,26 @@ class EventOutbox(Generic[H]):
             entry.holders.append((holder, now))
         return True
 
-    def next_batch(self, now: float) -> list[DagsterEvent]:
+    def count(self, task: int) -> int:
+        """Number of the events of a task that wait."""
+        return self._counts.get(task, 0)
+
+    def next_batch(self, now: float) -> list[OutboxEntry[H]]:
         """The oldest events, each once; none during a pause or a batch in flight.
 
         They are the batch in flight until :meth:`handle_response`.
         """
         if self._sent or now < self._retry_at:
             return []
-        batch: dict[str, DagsterEvent] = {}
+        batch: dict[str, OutboxEntry[H]] = {}
+        size = 0
         for entry in self._waiting.values():
-            batch[entry.event.id] = entry.event
+            if entry.event.id in batch:
+                continue
+            size += entry.size
+            if batch and size > MAX_BATCH_BYTES:
+                break
+            batch[entry.event.id] = entry
             if len(batch) >= MAX_BATCH:
                 break
         self._sent = frozenset(batch)
@@ -151,6 +176,14 @@ class EventOutbox(Generic[H]):
                     waiting.append((holder, since))
             entry.holders = waiting
         return dropped
+
+    def postpone_expiry(self, now: float) -> None:
+        """Begin the waiting time of all tuples anew.
+
+        For the time in which no message timeout runs at their spouts.
+        """
+        for entry in self._waiting.values():
+            entry.holders = [(holder, now) for holder, _ in entry.holders]
 
     def close(self, task: int) -> list[H]:
         """End a task and return its tuples, which must be failed.

@@ -275,11 +275,6 @@ class DagsterClient:
         }
         self._transport.report("report_asset_observation/", document)
 
-    def defines_asset(self, key: Sequence[str]) -> bool:
-        """True if a code location of this Dagster defines the asset."""
-        result = self._transport.graphql("Asset", {"key": {"path": list(key)}})
-        return result["__typename"] == "AssetNode"
-
     def report_event(self, event: DagsterEvent, origin: Mapping[str, Any]) -> None:
         """Log an event that a component reported, with ``origin`` among its metadata.
 

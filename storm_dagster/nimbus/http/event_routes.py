@@ -1,32 +1,54 @@
-"""The route by which workers report events of components to Dagster."""
+"""Routes of events for Dagster: workers report them, code locations pull and acknowledge them."""
 
+import asyncio
 import hmac
-import threading
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from storm_dagster.core.event_log import MAX_PAGE_EVENTS
+from storm_dagster.http.documents import JsonMap
 from storm_dagster.http.responses import bounded_json
-from storm_dagster.http.router import Router
-from storm_dagster.model.dagster_names import DECLARED_VERSION_KEY
-from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
-from storm_dagster.nimbus.dagster.event_store import EventStore
+from storm_dagster.http.router import Parameter, Router
+from storm_dagster.model.dagster_events import decode_event
+from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
+from storm_dagster.model.names import check_component_id, check_topology_reference
+from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.parameters import TOPOLOGY_NAME
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.event_intake import EventIntake, IntakeResult
+from storm_dagster.nimbus.requests.event_pulls import EventPulls, stored_source
 from storm_dagster.operations.context import topology_by_name
+from storm_dagster.operations.live.event_logs import EventReport
 
-_MAX_BATCHES = 4
-"""Batches in progress; with a slow Dagster they must not take all threads of the service."""
 _MAX_EVENTS = 100
-"""Events in a batch."""
+"""Events in a worker's batch."""
+_ANSWER_SECS = 25.0
+"""Longest wait for a commit, which may wait for 20 s for copies; a worker waits 30 s."""
+_MAX_UNDEFINED_CHARACTERS = 4096
+"""Largest reason of an event that a code location has no use for."""
+
+LogName = Annotated[str, Parameter("path", "name", "Topology name")]
+Owner = Annotated[
+    str | None,
+    Parameter("query", "owner", "Owner that pulls; empty: only topologies without an owner"),
+]
+LogId = Annotated[
+    str | None, Parameter("query", "log", "Log in which `after` counts; of another log all wait")
+]
+AfterNumber = Annotated[
+    str | None, Parameter("query", "after", "Number of the last known event (0)", schema=int)
+]
+EventLimit = Annotated[
+    str | None, Parameter("query", "limit", "Events at most, 1 to 200 (200)", schema=int)
+]
 
 
 class EventBatch(BaseModel, extra="forbid"):
-    """Events of one worker.
+    """Events of one worker, each with the fields ``component`` and ``task``.
 
     :mod:`storm_dagster.model.dagster_events` encodes them.
     """
@@ -35,33 +57,85 @@ class EventBatch(BaseModel, extra="forbid"):
 
 
 class EventResult(BaseModel, extra="forbid"):
-    """Ids of the events that were stored, refused, or have an undefined asset.
+    """Ids of the events that the cluster has taken, or refused.
 
-    ``trouble`` is the reason why later events were not stored.
+    ``trouble`` is the reason why the others were not taken, ``full`` is true if the event log has
+    no room for them. ``undefined`` is always empty: workers of a former release read it.
     """
 
     stored: list[str]
     refused: dict[str, str]
     undefined: dict[str, str]
     trouble: str | None
+    full: bool
+
+
+class PulledEvent(BaseModel, extra="forbid"):
+    """An event that waits.
+
+    ``component`` and ``task`` are null if a worker of a former release reported it.
+    """
+
+    number: int
+    topology: str
+    component: str | None
+    task: int | None
+    at: int
+    event: dict[str, Any]
+
+
+class EventPageDocument(BaseModel, extra="forbid"):
+    """The oldest events that wait, and their number.
+
+    ``log`` is null if no event was ever taken.
+    """
+
+    log: str | None
+    owner: str | None
+    declared: bool
+    events: list[PulledEvent]
+    waiting: int
+    since: int | None
+    bytes: int
+    dropped: int
+
+
+class TakenRequest(BaseModel, extra="forbid", strict=True):
+    """Acknowledgment: every event of ``log`` up to ``number`` is in Dagster.
+
+    ``undefined`` has the reason of each event whose asset the location does not define, by its
+    number.
+    """
+
+    log: str = Field(pattern="^[0-9a-f]{32}$")
+    owner: str
+    number: int = Field(ge=0)
+    undefined: dict[str, str] = {}
+
+
+class TakenDocument(BaseModel, extra="forbid"):
+    """Number of the events that still wait."""
+
+    waiting: int
 
 
 class EventRoutes:
-    """The route of events, which only live workers may use."""
+    """The routes of events.
+
+    Only live workers may report, only users who may change the topology pull and acknowledge.
+    """
 
     router: ClassVar = Router("topologies")
 
-    def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
+    def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._reader = reader
-        self._store = EventStore(nimbus)
-        self._batches = threading.BoundedSemaphore(_MAX_BATCHES)
-        """Held while a batch is stored."""
+        self._intake = EventIntake(nimbus)
+        self._pulls = EventPulls(nimbus)
 
     @router.route(
         "POST",
         "/v1/topologies/{name}/events",
-        summary="Report events of assets to Dagster (for workers)",
+        summary="Report events of assets for Dagster (for workers)",
         parameters=(TOPOLOGY_NAME,),
         body=EventBatch,
         body_required=True,
@@ -69,16 +143,16 @@ class EventRoutes:
         errors=(401, 404, 500, 503),
     )
     async def report(self, request: Request) -> Response:
-        """Store a batch of events.
+        """Take a batch of events.
 
         The body of an unauthorized request is not read.
         """
-        topology_id = await run_in_threadpool(self._sending_topology, request)
+        topology = await run_in_threadpool(self._sending_topology, request)
         document = await bounded_json(request)
-        return JSONResponse(await run_in_threadpool(self._store_batch, topology_id, document))
+        return JSONResponse(await self._take(topology, document))
 
-    def _sending_topology(self, request: Request) -> str:
-        """Id of the topology with a live worker that has the request's token.
+    def _sending_topology(self, request: Request) -> TopologyView:
+        """The topology with a live worker that has the request's token.
 
         :class:`NotAuthenticated` without such a worker, :class:`NotLeading` at a follower.
         """
@@ -94,24 +168,134 @@ class EventRoutes:
                 "their start token "
                 "(Authorization: Bearer)"
             )
-        return topology.id
+        return topology
 
-    def _store_batch(self, topology_id: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Store the events of a request's body, and return its response.
+    async def _take(self, topology: TopologyView, document: dict[str, Any]) -> dict[str, Any]:
+        """Take the events of a request's body, and return its response.
 
-        :class:`InvalidRequest` for another body, :class:`Unavailable` if too many batches are in
-        progress.
+        :class:`InvalidRequest` for another body, :class:`Unavailable` if too many batches wait.
         """
-        events = document.get("events")
-        if not isinstance(events, list) or len(events) > _MAX_EVENTS or set(document) != {"events"}:
+        reports, refused = await run_in_threadpool(_decode_batch, topology.id, document)
+        result = IntakeResult(0)
+        if reports:
+            source = await run_in_threadpool(stored_source, self._nimbus, topology)
+            future = self._intake.submit(topology.base.name, source, reports)
+            try:
+                result = await asyncio.wait_for(asyncio.wrap_future(future), _ANSWER_SECS)
+            except (TimeoutError, asyncio.TimeoutError):
+                result = IntakeResult(
+                    0, f"the events were not stored within {_ANSWER_SECS:g} s: see nimbus's log"
+                )
+        return {
+            "stored": [report.event.id for report in reports[: result.taken]],
+            "refused": refused,
+            "undefined": {},
+            "trouble": result.trouble,
+            "full": result.full,
+        }
+
+    @router.route(
+        "GET",
+        "/v1/topologies/{name}/events",
+        summary="The oldest events that wait for the Dagster of a declared topology",
+        responses={200: EventPageDocument},
+        errors=(404, 409, 500, 503),
+    )
+    def pull(
+        self, name: LogName, owner: Owner, log: LogId, after: AfterNumber, limit: EventLimit
+    ) -> dict[str, Any]:
+        """The oldest events, in the order in which the cluster took them.
+
+        They are at most 200, and about 1 MiB.
+        """
+        max_events = _number("limit", limit, MAX_PAGE_EVENTS)
+        if not 1 <= max_events <= MAX_PAGE_EVENTS:
+            raise InvalidRequest(f"limit must be 1 to {MAX_PAGE_EVENTS}, got {max_events}")
+        return self._pulls.page(
+            check_topology_reference(name), owner or "", log, _number("after", after, 0), max_events
+        )
+
+    @router.route(
+        "POST",
+        "/v1/topologies/{name}/events/taken",
+        summary="Acknowledge events that are in Dagster",
+        body=TakenRequest,
+        body_required=True,
+        responses={200: TakenDocument},
+        errors=(404, 409, 500, 503),
+    )
+    def acknowledge(self, name: LogName, document: JsonMap) -> dict[str, Any]:
+        """Remove every event up to a number. Repeating it has no effect."""
+        taken = _checked(document)
+        return self._pulls.acknowledge(
+            check_topology_reference(name),
+            taken.owner,
+            taken.log,
+            taken.number,
+            {int(number): text for number, text in taken.undefined.items()},
+        )
+
+
+def _number(name: str, text: str | None, default: int) -> int:
+    """Number in a query parameter; :class:`InvalidRequest` for other text."""
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 15:
+        raise InvalidRequest(f"{name} must be a number, got {text!r:.40}")
+    return int(text)
+
+
+def _checked(document: dict[str, Any]) -> TakenRequest:
+    """The acknowledgment in a body; :class:`InvalidRequest` for another body."""
+    try:
+        taken = TakenRequest.model_validate(document)
+    except ValueError as error:
+        raise InvalidRequest(f"this is not a valid acknowledgment: {error}") from None
+    for number, text in taken.undefined.items():
+        if not number.isdecimal() or len(number) > 15 or len(text) > _MAX_UNDEFINED_CHARACTERS:
             raise InvalidRequest(
-                f'a batch is {{"events": [event]}}, with {_MAX_EVENTS} events at most'
+                f"undefined maps numbers of events to reasons of at most "
+                f"{_MAX_UNDEFINED_CHARACTERS} characters, got {number!r:.40}: {text!r:.40}"
             )
-        if not self._batches.acquire(blocking=False):
-            raise Unavailable("other batches of events are being stored: send it again")
+    return taken
+
+
+def _decode_batch(
+    topology_id: str, document: dict[str, Any]
+) -> tuple[list[EventReport], dict[str, str]]:
+    """The events of a worker's body, and the invalid ones: id -> reason.
+
+    :class:`InvalidRequest` for another body, and for an invalid event without an id.
+    """
+    events = document.get("events")
+    if not isinstance(events, list) or len(events) > _MAX_EVENTS or set(document) != {"events"}:
+        raise InvalidRequest(f'a batch is {{"events": [event]}}, with {_MAX_EVENTS} events at most')
+    reports: list[EventReport] = []
+    refused: dict[str, str] = {}
+    for entry in events:
+        event_id = entry.get("id") if isinstance(entry, dict) else None
         try:
-            conf = self._reader.conf(topology_id) or {}
-            is_declared = DECLARED_VERSION_KEY in conf
-            return self._store.store(topology_id, events, declared=is_declared)
-        finally:
-            self._batches.release()
+            event = decode_event(entry)
+        except InvalidRequest as error:
+            if not isinstance(event_id, str):
+                raise
+            refused[event_id] = error.message
+            continue
+        component, task = _reporter(entry)
+        reports.append(EventReport(topology_id, component, task, event))
+    return reports, refused
+
+
+def _reporter(entry: dict[str, Any]) -> tuple[str | None, int | None]:
+    """Component and task that report an event.
+
+    Both are ``None`` if one of them is missing or not valid.
+    """
+    component = entry.get("component")
+    task = entry.get("task")
+    if not isinstance(task, int) or isinstance(task, bool):
+        return None, None
+    try:
+        return check_component_id(component), task
+    except InvalidRequest:
+        return None, None

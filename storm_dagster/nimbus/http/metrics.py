@@ -4,6 +4,7 @@ Labels come from fixed sets (route patterns, statuses) and from running topologi
 components, and the at most 100 metrics of a task), never from requests.
 """
 
+import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -126,6 +127,28 @@ class _ClusterMetrics(Collector):
         if health["leader"]:
             # Only the leader reports them, so that sums over all nimbuses are right.
             yield from self._topologies()
+            try:
+                yield from self._events()
+            except StormDagsterError:
+                return
+
+    def _events(self) -> Iterator[Metric]:
+        """Yield the numbers of events for Dagster, also of topologies that are gone."""
+        summaries = self._nimbus.cluster.event_logs()
+        now = time.time()
+        waiting: dict[tuple[str, ...], float] = {}
+        ages: dict[tuple[str, ...], float] = {}
+        dropped: dict[tuple[str, ...], float] = {}
+        for name, summary in summaries.items():
+            waiting[name,] = summary.waiting
+            ages[name,] = max(0.0, now - (summary.since or now))
+            dropped[name,] = summary.dropped
+        for name, values in (
+            ("storm_topology_events_waiting", waiting),
+            ("storm_topology_events_oldest_seconds", ages),
+            ("storm_topology_events_dropped", dropped),
+        ):
+            yield _gauges(name, _TABLE["events"][name]["text"], "topology", values)
 
     def _topologies(self) -> Iterator[Metric]:
         """Yield the metrics of topologies.

@@ -60,7 +60,7 @@ def add_routes(
     """
     api.add(BlobRoutes(nimbus))
     # Before the verbs of topologies: ``events`` is not one of them.
-    api.add(EventRoutes(nimbus, reader))
+    api.add(EventRoutes(nimbus))
     api.add(TopologyRoutes(nimbus, reader, submissions, lifecycle, metrics))
     api.add(ClusterPages(nimbus, reader))
     api.add(TopologyActions(lifecycle, reader, WorkerLevels(nimbus)))

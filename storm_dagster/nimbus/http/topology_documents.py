@@ -156,10 +156,26 @@ class ShowFinding(BaseModel):
     severity: Literal["warning", "note"]
 
 
+class EventLogDocument(BaseModel, extra="forbid"):
+    """Numbers of events for Dagster that wait and that were dropped.
+
+    The oldest waits since ``since`` (epoch seconds). If the topology is ``declared``, the code
+    location of its ``owner`` pulls them.
+    """
+
+    waiting: Natural
+    since: int | None
+    bytes: Natural
+    dropped: Natural
+    owner: str | None
+    declared: bool
+
+
 class ShowDocument(BaseModel):
     """One topology with its tasks, workers, statistics and errors.
 
-    ``back_pressure`` is the number of workers that hold its spouts back.
+    ``back_pressure`` is the number of workers that hold its spouts back. ``events`` is null if no
+    event for Dagster was ever taken.
     """
 
     id: str
@@ -174,6 +190,7 @@ class ShowDocument(BaseModel):
     tasks: list[ShowTask]
     components: dict[str, ShowComponent]
     errors: list[ShowError]
+    events: EventLogDocument | None
 
 
 class StateEntry(BaseModel, extra="ignore"):
@@ -266,11 +283,13 @@ class ClusterSupervisor(BaseModel):
 class ClusterDocument(BaseModel):
     """Nimbuses and supervisors.
 
-    ``corrupt`` has the reason by the path of each damaged record.
+    ``corrupt`` has the reason by the path of each damaged record, ``events`` the event log of each
+    name of a topology that has one.
     """
 
     cluster_id: str
     healer: bool
     corrupt: dict[str, str]
+    events: dict[str, EventLogDocument]
     nimbuses: list[ClusterNimbus]
     supervisors: list[ClusterSupervisor]

@@ -45,7 +45,7 @@ _GRACE_SECS = 61.0
 """Seconds until the next cleaning while garbage waits: the cleaner's grace is 60 s."""
 
 
-class _Rounds(ABC):
+class LeaderRounds(ABC):
     """Rounds of duties in a separate thread, while this nimbus leads.
 
     A duty that fails does not stop the others. All memory is dropped when leadership changes: a
@@ -128,7 +128,7 @@ class _Rounds(ABC):
         return now - self._healer_seen_at
 
 
-class LeaderReports(_Rounds):
+class LeaderReports(LeaderRounds):
     """Reports of the leader's own changes to Dagster.
 
     They run in a separate thread: a Dagster that accepts them slowly delays no other duty.
@@ -152,7 +152,7 @@ class LeaderReports(_Rounds):
             self._next_report = boot_clock() + _REPORT_SECS
 
 
-class LeaderTransitions(_Rounds):
+class LeaderTransitions(LeaderRounds):
     """Due transitions of topologies.
 
     These are removals of killed topologies, delayed rebalances and activations. They run in a
@@ -250,7 +250,7 @@ class LeaderTransitions(_Rounds):
         self._nimbus.unreported.add(ctx, action.name, text)
 
 
-class LeaderDuties(_Rounds):
+class LeaderDuties(LeaderRounds):
     """Upgrades and cleaning."""
 
     def _forget(self) -> None:
@@ -296,7 +296,7 @@ class LeaderDuties(_Rounds):
             self._next_clean = min(self._next_clean, boot_clock() + _GRACE_SECS)
 
 
-class LeaderHealing(_Rounds):
+class LeaderHealing(LeaderRounds):
     """Reassignment of dead tasks.
 
     While no sensor is armed, the leader reassigns them at once. Otherwise it reassigns those that

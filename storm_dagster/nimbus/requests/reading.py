@@ -24,6 +24,7 @@ from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuery
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.event_pulls import users_of_events
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.starting import StartingTopologies
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
@@ -187,6 +188,7 @@ class ClusterReader:
                 *local_state_problems(topology, state_home),
             ],
             "operations": self.operations(topology.base.name),
+            "events": self._nimbus.cluster.event_log_document(topology.base.name),
             **self._upgrade_of(topology),
         }
 
@@ -226,13 +228,16 @@ class ClusterReader:
         """Conf by which requests for a topology are authorized.
 
         ``None`` if the topology does not run or its conf cannot be read: then only administrators
-        may change or read it. A topology that is being submitted has the users of its submission.
+        may change or read it. A topology that is being submitted has the users of its submission,
+        and one that is gone the user who submitted it, as long as it has an event log.
         """
         try:
             topology = topology_by_name(self.view(), name)
         except NotAlive:
             try:
-                return self._starting.conf(self.starting(name))
+                return self._starting.conf(self.starting(name)) or users_of_events(
+                    self._nimbus.cluster, name
+                )
             except StormDagsterError:
                 return None
         except StormDagsterError:
@@ -390,6 +395,10 @@ class ClusterReader:
             "healer": healer is not None,
             "alarm": _alarm_of(healer) or self._nimbus.alarm,
             "corrupt": dict(view.corrupt),
+            "events": {
+                name: summary.to_document()
+                for name, summary in self._nimbus.cluster.event_logs().items()
+            },
         }
 
     def health(self) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """Storm's blob methods.
 
 Every caller that reaches the port may use them, as without Storm's security. Blobs of the system
-are excluded: uploads (knowing the name of one is the right to use it) and staged submissions are
-neither listed nor read, and the code of a topology that exists is neither replaced nor deleted.
+are excluded: uploads (knowing the name of one is the right to use it), staged submissions and
+events for Dagster are neither listed nor read, and the code of a topology that exists is neither
+replaced nor deleted.
 """
 
 from typing import Any
 
 from storm_dagster.model.errors import KeyNotFound
+from storm_dagster.model.event_log import is_batch_key
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.thrift.idl import KeyExists, RefusedCall, load_idl
@@ -20,6 +22,11 @@ _PAGE = 100
 """Number of keys in one response of :meth:`Blobs.list`."""
 _READ_WRITE_ADMIN = 7
 """Storm's bits of all rights: read (1), write (2), admin (4)."""
+
+
+def _is_internal(key: str) -> bool:
+    """True for a blob of the system, apart from those of topologies."""
+    return key.startswith(_INTERNAL) or is_batch_key(key)
 
 
 class Blobs:
@@ -90,7 +97,7 @@ class Blobs:
         The session is the last key that was returned, empty at first: it takes no memory and never
         expires. A page without keys is the end.
         """
-        keys = sorted(key for key in self._nimbus.blobs.keys("") if not key.startswith(_INTERNAL))
+        keys = sorted(key for key in self._nimbus.blobs.keys("") if not _is_internal(key))
         if session:
             keys = [key for key in keys if key > session]
         page = keys[:_PAGE]
@@ -131,7 +138,7 @@ class Blobs:
         """
         self._nimbus.status.require()
         checked = check_blob_key(key)
-        if checked.startswith(_INTERNAL):
+        if _is_internal(checked):
             raise RefusedCall(
                 f"blob key {checked!r:.80} belongs to the system: choose another prefix"
             )
@@ -154,7 +161,7 @@ def _replication_not_settable(key: str) -> RefusedCall:
 def _visible(key: str | None) -> str:
     """Return a valid key; :class:`KeyNotFound` for blobs of the system."""
     checked = check_blob_key(key)
-    if checked.startswith(_INTERNAL):
+    if _is_internal(checked):
         # The same words as for a key that does not exist: callers must not learn which uploads
         # exist.
         raise KeyNotFound(f"blob {checked!r:.80} does not exist: list the keys with listBlobs")

@@ -19,6 +19,7 @@ from storm_dagster.model.errors import (
     KeyNotFound,
     StormDagsterError,
 )
+from storm_dagster.model.event_log import is_batch_key
 from storm_dagster.model.names import code_dir_of_blob_key, id_of_blob_key, topology_name_of
 from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.records import (
@@ -27,6 +28,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, decode_json
+from storm_dagster.operations.live.event_logs import remove_log, used_event_logs
 from storm_dagster.operations.results import CleanResult
 from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.submit.staging import token_of_staging_key
@@ -88,6 +90,10 @@ class Inventory:
     """Topology id -> code versions that its assignment and its upgrade name."""
     busy_workers: tuple[str, ...] = ()
     """Ids without a topology that still have live workers; their nodes stay."""
+    event_blobs: frozenset[str] | None = frozenset()
+    """Keys of the blobs that event logs name; ``None`` if a log is damaged and hides some."""
+    ended_logs: tuple[str, ...] = ()
+    """Names of the empty event logs of topologies that are gone."""
 
 
 @dataclass
@@ -149,6 +155,10 @@ def find_garbage(
                 continue
             if ages.is_old(f"node {parent}/{topology_id}", grace_secs):
                 nodes.append(f"{parent}/{topology_id}")
+    for name in inventory.ended_logs:
+        path = paths.event_log(name)
+        if ages.is_old(f"node {path}", grace_secs):
+            nodes.append(path)
     garbage = CleanResult(tuple(nodes), tuple(blobs), tuple(tokens.expired), ages.waiting)
     return garbage, ages.next_memory
 
@@ -182,6 +192,9 @@ class _BlobLimits:
         if key.startswith("staging-of."):
             newest_token = self._inventory.newest.get(key)
             return None if newest_token in self._tokens.counting else self._grace_secs
+        if is_batch_key(key):
+            used = self._inventory.event_blobs
+            return None if used is None or key in used else self._grace_secs
         if key.startswith("upload."):
             handle, _, part = key[len("upload.") :].rpartition(".")
             return self._of_upload(handle, part)
@@ -305,6 +318,8 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
     for topology_id, workers in zip(ended_ids, worker_lists, strict=True):
         if workers:
             busy_ids.append(topology_id)
+    alive = {topology_name_of(entry) for entry in topologies if _is_topology_id(entry)}
+    event_blobs, ended_logs = used_event_logs(ctx, alive)
     return Inventory(
         blobs=blobs,
         nodes=nodes,
@@ -315,6 +330,8 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
         newest=newest,
         versions=_used_versions(ctx, blobs),
         busy_workers=tuple(busy_ids),
+        event_blobs=event_blobs,
+        ended_logs=ended_logs,
     )
 
 
@@ -463,6 +480,8 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
         if path.startswith(f"{paths.ASSIGNMENTS}/"):
             _delete_assignment(ctx, epoch, path[len(paths.ASSIGNMENTS) + 1 :])
             return True
+        if path.startswith(f"{paths.EVENTS}/"):
+            return remove_log(ctx, epoch, path[len(paths.EVENTS) + 1 :])
         name = "clean.token" if path.startswith(f"{paths.TOKENS}/") else "clean.node"
         return delete_tree(ctx, epoch, path, name) > 0
     except Fenced:

@@ -12,12 +12,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.core.dataplane.event_outbox import EventOutbox, ReportResponse
+from storm_dagster.core.dataplane.event_outbox import (
+    FULL_EVENTS,
+    ROOM_EVENTS,
+    EventOutbox,
+    ReportResponse,
+)
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_REQUEST_SECS = 20.0
+_REQUEST_SECS = 30.0
 """Longest time for which a nimbus may not respond."""
 _EXPIRE_SECS = 5.0
 """Interval of the checks for events whose tuples have timed out."""
@@ -43,6 +48,8 @@ class EventTask(Protocol):
 
     task_id: int
     component: str
+    events_full: bool
+    """True while the task takes no tuples, because its events are not taken."""
 
     def report(self, error: BaseException, activity: str) -> None:
         """Log and record an error.
@@ -61,12 +68,32 @@ class EventWorker(Protocol):
     ledger: Ledger
 
 
+class ReportedEvent(NamedTuple):
+    """An event, and the task that reports it."""
+
+    component: str
+    task: int
+    event: DagsterEvent
+
+    def to_document(self) -> dict[str, Any]:
+        """The event in a request.
+
+        A nimbus of a former release ignores component and task.
+        """
+        document: dict[str, Any] = msgspec.to_builtins(self.event)
+        return {**document, "component": self.component, "task": self.task}
+
+
 class EventDelivery:
     """Event outbox of a worker.
 
     Used only by the loop, except :meth:`on_response`. An event is like a tuple anchored to the
-    current one. It keeps the tree open until Dagster has stored the event, no matter when the
+    current one. It keeps the tree open until the cluster has taken the event, no matter when the
     bolt acks. If the worker dies before, the tuple is replayed.
+
+    A task whose events wait in large number, or for a full event log, takes no tuples: its
+    ``events_full`` is set. As for a sink whose target is away, its spouts are held back and no
+    message timeout runs.
     """
 
     def __init__(self, shared: EventWorker) -> None:
@@ -81,7 +108,9 @@ class EventDelivery:
         self._expire_at = 0.0
         self._troubled = False
         """True if the last response had trouble, which is reported once."""
-        self.send: Callable[[list[DagsterEvent]], None] | None = None
+        self._is_log_full = False
+        """True if the event log of the topology had no room at the last response."""
+        self.send: Callable[[list[ReportedEvent]], None] | None = None
         """Sends a batch, and calls :meth:`on_response` with the result."""
 
     @property
@@ -97,8 +126,8 @@ class EventDelivery:
     def add(self, runner: EventTask, event: DagsterEvent, tree: Tree | None) -> None:
         """Add an event of a task, as part of ``tree``.
 
-        If the outbox is full, the tuple of the event fails; an event without a tuple is dropped.
-        Both are reported.
+        A task at its bound takes no further tuples. If its call in process reports very many more
+        events, the tuple of such an event fails; one without a tuple is dropped. Both are reported.
         """
         self._runners[runner.task_id] = runner
         ledger = self._shared.ledger
@@ -108,13 +137,15 @@ class EventDelivery:
             ledger.add(tree)
             holder = Tuple(0, runner.component, "__dagster", runner.task_id, [], tree)
         if self.outbox.add(runner.task_id, event, holder, now):
+            self._hold(runner)
             return
         if holder is not None:
             ledger.fail(holder)
         consequence = "it is dropped" if holder is None else "its tuple fails"
         error = Unavailable(
-            f"the {event.kind} of {event.asset!r} was refused, too many events of this task wait "
-            f"for Dagster: {consequence}"
+            f"the {event.kind} of {event.asset!r} was refused, {self.outbox.count(runner.task_id)} "
+            "events of this task wait to be taken by the cluster: "
+            f"{consequence}; report fewer events in one call"
         )
         self._report(runner, error)
 
@@ -130,6 +161,8 @@ class EventDelivery:
             self._handle(self._responses.popleft(), now)
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE_SECS
+            if any(runner.events_full for runner in self._runners.values()):
+                outbox.postpone_expiry(now)
             for holder in outbox.expire(now):
                 ledger.fail(holder)
         if self.send is None:
@@ -137,8 +170,19 @@ class EventDelivery:
         batch = outbox.next_batch(now)
         if not batch:
             return worked
-        self.send(batch)
+        self.send(
+            [
+                ReportedEvent(self._runners[entry.task].component, entry.task, entry.event)
+                for entry in batch
+            ]
+        )
         return True
+
+    def _hold(self, runner: EventTask) -> None:
+        """Decide if the task takes tuples."""
+        count = self.outbox.count(runner.task_id)
+        bound = ROOM_EVENTS if runner.events_full else FULL_EVENTS
+        runner.events_full = count >= bound or (self._is_log_full and count > 0)
 
     def _handle(self, response: ReportResponse, now: float) -> None:
         """Ack or fail the tuples of a batch, and report the events that were not stored."""
@@ -159,11 +203,16 @@ class EventDelivery:
         waiting = self.outbox.entries()
         if response.trouble is not None and waiting and not self._troubled:
             text = (
-                f"{len(waiting)} events wait for Dagster, and their tuples with them: "
-                f"{response.trouble}"
+                f"{len(waiting)} events wait to be taken by the cluster, and their tuples with "
+                f"them: {response.trouble}"
             )
             self._report(self._runners[waiting[0].task], Unavailable(text))
         self._troubled = response.trouble is not None
+        # A nimbus that does not respond says nothing about the log.
+        if response.full or response.trouble is None:
+            self._is_log_full = response.full
+        for runner in self._runners.values():
+            self._hold(runner)
 
     def close(self, task: int) -> None:
         """Drop the events of a task that closes here."""
@@ -199,12 +248,12 @@ class EventSender:
     on_response: Callable[[ReportResponse], None]
 
     def __post_init__(self) -> None:
-        self._batches: queue.SimpleQueue[list[DagsterEvent]] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[list[ReportedEvent]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._trouble: str | None = None
         """Trouble of the last response; only a change of it is logged."""
 
-    def send(self, batch: list[DagsterEvent]) -> None:
+    def send(self, batch: list[ReportedEvent]) -> None:
         """Queue a batch."""
         self._batches.put(batch)
         if self._thread is None:
@@ -227,23 +276,26 @@ class EventSender:
                 if response.trouble != self._trouble:
                     self._trouble = response.trouble
                     _log.warning(
-                        "events for Dagster: %s", response.trouble or "they are stored again"
+                        "events for Dagster: %s", response.trouble or "they are taken again"
                     )
                 self.on_response(response)
 
-    def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> ReportResponse:
+    def _post(self, http: httpx.Client, batch: list[ReportedEvent]) -> ReportResponse:
         """Post a batch once.
 
         Raises the error of the leader, or that of a response in another form.
         """
         from storm_dagster.client.leader import NamedLeader, call_leader
 
+        content = msgspec.json.encode({"events": [reported.to_document() for reported in batch]})
+        headers = {
+            "Authorization": f"Bearer {self.spec.token}",
+            "Content-Type": "application/json",
+        }
+
         def send(base: str) -> httpx.Response:
-            return http.post(
-                f"{base}/v1/topologies/{self.spec.topology_id}/events",
-                json={"events": msgspec.to_builtins(batch)},
-                headers={"Authorization": f"Bearer {self.spec.token}"},
-            )
+            url = f"{base}/v1/topologies/{self.spec.topology_id}/events"
+            return http.post(url, content=content, headers=headers)
 
         # One attempt: the outbox sends the batch once more, with the events added since.
         response = call_leader(
@@ -257,7 +309,9 @@ class EventSender:
         return ReportResponse(
             stored=frozenset(document["stored"]),
             refused=dict(document["refused"]),
-            # A nimbus of the release before does not look for the asset.
+            # A nimbus of an older release does not look for the asset.
             undefined=dict(document.get("undefined", {})),
             trouble=document["trouble"],
+            # A nimbus of a former release has no event log.
+            full=bool(document.get("full", False)),
         )

@@ -57,6 +57,7 @@ class StateTask(Protocol):
     crashed: bool
     held: bool
     awaits_target: bool
+    events_full: bool
     state: Any
     """Driver of the state, once it is open."""
     results: Any

@@ -343,6 +343,8 @@ class BoltRunner(Runner):
         """
         # Runs in each pass, measured by benchmarks/dataplane.py.
         queue = self.queue
+        if self.events_full:
+            return self._run_without_tuples()
         if not queue:
             if self.ticks:
                 self._tick()
@@ -385,7 +387,10 @@ class BoltRunner(Runner):
             if not owns() or (
                 start
                 and (
-                    clock() > until or emitted >= stop or (held and emitted - first_emitted > start)
+                    clock() > until
+                    or emitted >= stop
+                    or self.events_full
+                    or (held and emitted - first_emitted > start)
                 )
             ):
                 queue[:0] = batch[start:]
@@ -423,6 +428,21 @@ class BoltRunner(Runner):
 
     def idle_secs(self, now: float) -> float | None:
         return self.state.idle_secs() if self.state is not None else None
+
+    def _run_without_tuples(self) -> bool:
+        """Run only the timers of windows and state, while events are not taken.
+
+        Tuples and ticks wait. Returns True if there was work.
+        """
+        if self.state is None:
+            return False
+        due = self.ticks & PULSE_DUE
+        if due:
+            waiting = self.ticks & ~PULSE_DUE
+            self.ticks = due
+            self._tick()
+            self.ticks |= waiting
+        return self.state.on_idle() or bool(due)
 
     def _tick(self) -> None:
         """Run the due events of :attr:`ticks`.

@@ -169,6 +169,8 @@ class Runner:
 
         Message timeouts do not run in this time.
         """
+        self.events_full = False
+        """True while its events for Dagster are not taken, and it takes no tuples. Any thread."""
         self.in_cycle = False
         """True if its component reads, directly or not, from all components that hold it back."""
         self.next_turn = 0.0
@@ -278,9 +280,9 @@ class Runner:
     def target_is_away(self) -> bool:
         """True while the component waits for an external system.
 
-        It takes no tuples until its sink, or Spark, responds.
+        It takes no tuples until its sink, or Spark, responds, or the cluster takes its events.
         """
-        return False
+        return self.events_full
 
     def backlog_secs(self) -> float:
         """Return the estimated seconds to process the queue."""

@@ -71,7 +71,7 @@ class SpoutBase(Runner):
 
     def may_emit(self) -> bool:
         """True if the spout may emit. Any thread."""
-        return self.shared.spouts_run and not self.held
+        return self.shared.spouts_run and not self.held and not self.events_full
 
     def on_active(self, active: bool) -> None:
         """Notify the spout that the topology is active or inactive.

@@ -53,9 +53,11 @@ class BlockingBoltRunner(ThreadMixin):
     def busy_elsewhere(self) -> bool:
         """True if the thread has work.
 
-        To wait for a full target does not count.
+        To wait for a full target, or for events to be taken, does not count.
         """
         if self.instance is not None and self.shared.now_ms() < self.instance._room_at:
+            return False
+        if self.events_full:
             return False
         if self._thread is None:
             return False
@@ -64,7 +66,8 @@ class BlockingBoltRunner(ThreadMixin):
     def target_is_away(self) -> bool:
         """True while the bolt is full; see :meth:`Runner.target_is_away`."""
         bolt = self.instance
-        return bolt is not None and bolt._is_full and bolt._room_at > 0
+        is_away = bolt is not None and bolt._is_full and bolt._room_at > 0
+        return is_away or super().target_is_away()
 
     def _count_executed(self, batch: list[Tuple], nanos: int) -> None:
         """Count tuples that the thread has executed in ``nanos`` together; in the loop."""
@@ -115,16 +118,13 @@ class BlockingBoltRunner(ThreadMixin):
             self._timers.discard(tup)
             if isinstance(tup, Tuple):
                 self.keep(tup)
-            # Wait for back pressure and for room in the bolt, unless the task ends.
-            while isinstance(tup, Tuple) and not (
-                (self.may_begin() and not bolt._is_full)
-                or self._stopping
-                or self.shared.closing
-                or self.crashed
-            ):
-                calls[0] = (clock() / 1e9, "process", None)
-                bolt._make_room()
-                calls.clear()
+            # Wait for events to be taken, for back pressure, and for room in the bolt, unless the
+            # task ends.
+            while self._must_wait(tup, bolt):
+                if not self.events_full:
+                    calls[0] = (clock() / 1e9, "process", None)
+                    bolt._make_room()
+                    calls.clear()
                 time.sleep(0.002)
             self.await_lease()
             if self._detached or self.shared.closing or self.crashed:
@@ -157,6 +157,17 @@ class BlockingBoltRunner(ThreadMixin):
                 self.state.on_idle()
         if batch:
             self.call_in_loop(lambda: self._count_executed(batch, nanos))
+
+    def _must_wait(self, item: Any, bolt: Any) -> bool:
+        """True while the component must not handle the item, a tuple or a timer.
+
+        Called per tuple.
+        """
+        if self._stopping or self.shared.closing or self.crashed:
+            return False
+        if self.events_full and item is not PULSE:
+            return True
+        return isinstance(item, Tuple) and not (self.may_begin() and not bolt._is_full)
 
     def _run_timer(self, item: Any) -> None:
         """Run a due ``TICK``, or the timers of windows and state (``PULSE``)."""
@@ -242,8 +253,8 @@ class AsyncBoltRunner(BlockingBoltRunner):
         """Process one item of the inbox, and leave the window."""
         bolt = self.instance
         try:
-            while isinstance(tup, Tuple) and not (
-                self.may_begin() or self._stopping or self.shared.closing
+            while (self.events_full or (isinstance(tup, Tuple) and not self.may_begin())) and not (
+                self._stopping or self.shared.closing
             ):
                 await asyncio.sleep(0.002)
             while not self.shared.owns() and not self.shared.closing:

@@ -33,6 +33,7 @@ from storm_dagster.http.responses import (
 )
 from storm_dagster.model.amounts import duration
 from storm_dagster.model.errors import KeyNotFound, StormDagsterError
+from storm_dagster.model.event_log import event_log_text
 from storm_dagster.model.operation_text import operation_text
 from storm_dagster.model.verbs import verbs_of_page
 from storm_dagster.nimbus.http.pages.flow import COLUMNS, TopologyFlow
@@ -158,8 +159,10 @@ class PageFacts:
             return f"{here}?{query}" if query else here
 
         tasks = flow.tasks(focus)
+        summary = self._nimbus.cluster.event_log_document(topology.base.name)
         return {
             "topology": snapshot,
+            "event_log": None if summary is None else event_log_text(summary, now),
             "age": age_secs if snapshot.reported else None,
             "operations": [operation_text(row) for row in self._reader.operations(snapshot.name)],
             "findings": flow.findings,

@@ -30,13 +30,15 @@ from typing import Any
 
 import storm_dagster
 from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.core.event_log import EventSource
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.conf import ClusterConf, default_conf
+from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.live import healing, lifecycle
+from storm_dagster.operations.live import event_logs, healing, lifecycle
 from storm_dagster.operations.live.log_levels import keep_log_levels, level_change
 from storm_dagster.operations.submit import submission
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -91,6 +93,24 @@ def upgrade(
 def log_level(ctx: OperationsContext, name: str, logger: str, level: str) -> None:
     """Set one logger's level."""
     keep_log_levels(ctx, name, {logger: level_change(logger, level, 0, None)})
+
+
+def take_event(ctx: OperationsContext, *, topology_id: str, partition: str) -> None:
+    """Take one event of the topology ``wc``."""
+    event = DagsterEvent.make("wc/count", "materialization", "lake/words", partition=partition)
+    report = event_logs.EventReport(topology_id, "count", 4, event)
+    event_logs.take_events(ctx, "wc", EventSource(topology_id), [report])
+
+
+def acknowledge(ctx: OperationsContext, *, log: str, number: int) -> None:
+    """Remove the events of ``wc`` that Dagster has."""
+    event_logs.acknowledge_events(ctx, "wc", log, number)
+
+
+def redirect_events(ctx: OperationsContext, *, topology_id: str, owner: str) -> None:
+    """Note the owner of ``wc`` in its event log."""
+    source = EventSource(topology_id, declared=True, owner=owner)
+    event_logs.change_source(ctx, "wc", source)
 
 
 def finish_due(ctx: OperationsContext) -> None:

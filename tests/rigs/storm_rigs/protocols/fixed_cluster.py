@@ -16,7 +16,8 @@ from typing import Any, cast
 from storm_dagster.api import Bolt, Grouping, Spout, TopologyBuilder
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.errors import KeyNotFound
-from storm_dagster.model.names import code_key, conf_key
+from storm_dagster.model.event_log import EventLogSummary
+from storm_dagster.model.names import code_key, conf_key, topology_name_of
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -455,6 +456,21 @@ class FixedCluster:
             session=SimpleNamespace(connected=True),
             cluster_id=lambda: "c-1",
             epoch=lambda: None,
+        )
+        events = {
+            topology_name_of(SHOP): EventLogSummary(
+                log="0" * 32,
+                owner="shop:default",
+                declared=True,
+                waiting=12,
+                since=NOW_SECS - 90,
+                bytes=3456,
+                dropped=3,
+            )
+        }
+        cluster.event_logs = lambda: events
+        cluster.event_log_document = lambda name: (
+            events[name].to_document() if name in events else None
         )
         context = SimpleNamespace(cluster=cluster, blobs=blobs, values=lambda: conf.values)
         nimbus = SimpleNamespace(

@@ -19,7 +19,7 @@ from storm_dagster.model.verbs import VERBS, Verb
 from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY
 from storm_dagster.operations.upgrade import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
-from storm_rigs.operations.scenes import lifecycle, placement, upgrades, upkeep
+from storm_rigs.operations.scenes import events, lifecycle, placement, upgrades, upkeep
 from storm_rigs.operations.scenes.scene import Scene
 from storm_rigs.stage.records import World
 
@@ -47,6 +47,9 @@ SCENES: dict[str, list[tuple[Callable[[World], Scene], tuple[str, ...] | None]]]
     "clean": [(upkeep.cleaning, None)],
     "blacklist": [(upkeep.blacklisting, None)],
     "log_levels": [(upkeep.leveling, None)],
+    "take_events": [(events.taking, None)],
+    "acknowledge_events": [(events.acknowledging, None)],
+    "change_event_source": [(events.redirecting, None)],
     "gray_upgrade": [(upgrades.upgrading, None)],
     "continue_upgrade": [(upgrades.going_on, None)],
     "complete_upgrade": [(upgrades.completing, None)],
