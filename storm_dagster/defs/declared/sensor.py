@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness
+from storm_dagster.defs.declared.owner import ownership_problem
 from storm_dagster.defs.declared.runs import (
     DEPLOY_JOB,
     DEPLOY_TAG,
@@ -40,10 +41,14 @@ _MAX_EVENTS = 500
 """Number of events after which a tick observes no further topology."""
 
 
-def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definitions:
+def shared_definitions(
+    topologies: Mapping[str, DeclaredTopology],
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.Definitions:
     """The sensor and the jobs that all declared topologies share.
 
-    ``topologies`` is read when they run and may be filled later.
+    ``topologies`` is read when they run and may be filled later. ``default_status`` is that of the
+    sensor.
     """
     ((tag, value),) = DECLARED_TAG.items()
     deploy = dg.define_asset_job(
@@ -61,18 +66,20 @@ def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definit
             request_job("kill", "kill_declared", kill, topologies, {}),
             request_job("rebalance", REBALANCE_JOB, rebalance, topologies, {}),
         ],
-        sensors=[_sensor(topologies)],
+        sensors=[_sensor(topologies, default_status)],
     )
 
 
-def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
+def _sensor(
+    topologies: Mapping[str, DeclaredTopology], default_status: dg.DefaultSensorStatus
+) -> dg.SensorDefinition:
     """The sensor of the ``topologies``, which it reads in each tick."""
 
     @dg.sensor(
         name="declared_topologies_sensor",
         job_name=DEPLOY_JOB,
         minimum_interval_seconds=30,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=default_status,
         description="Observes the declared topologies and their components when their state "
         "changes, evaluates their checks, and deploys changed code where the deploy policy is "
         "hot or gray.",
@@ -255,12 +262,17 @@ def _state_digest(snapshot: DeclaredSnapshot, results: Mapping[str, dg.AssetChec
 def _new_version(
     instance: dg.DagsterInstance, topology: DeclaredTopology, snapshot: DeclaredSnapshot
 ) -> list[dg.AssetMaterialization]:
-    """The materialization of a version that another code location deployed.
+    """The materialization of a version that a run of another instance deployed.
 
-    Empty unless all tasks run, no run of the topology is under way, and the version is new.
+    Empty unless all tasks run, no run of the topology is under way, and the version is new. The
+    versions of another owner are not those of this declaration.
     """
     actual = snapshot.actual
     key = topology.key
+    if actual is not None:
+        owner = topology.declaration.owner
+        if ownership_problem(topology.name, owner, actual.owner) is not None:
+            return []
     if actual is None or not snapshot.runs or actual.status not in ("ACTIVE", "INACTIVE"):
         return []
     tags = topology_tags(topology.name)

@@ -86,6 +86,8 @@ class DeclaredTopology:
     zookeeper: ZooKeeperResource
     blobstore: BlobStoreResource
     nimbus: NimbusResource
+    schedule_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.RUNNING
+    """Status of its schedules until a user starts or stops them."""
 
     @property
     def key(self) -> dg.AssetKey:
@@ -141,6 +143,8 @@ class DeclaredTopology:
         if actual is None or document is None:
             return DeclaredSnapshot(results, metadata=metadata)
         metadata["running_code_version"] = actual.code_version or "none"
+        if actual.owner is not None:
+            metadata["owner"] = actual.owner
         stored_epoch = cluster.epoch()
         http = ""
         if stored_epoch is not None:
