@@ -163,7 +163,7 @@ def test_each_way_of_loading_gives_the_same_owner(project: Path, command: list[s
     env = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(project),
+        "PYTHONPATH": os.pathsep.join([str(project), os.environ.get("PYTHONPATH", "")]),
         "DAGSTER_DISABLE_TELEMETRY": "yes",
         "DAGSTER_CLOUD_DEPLOYMENT_NAME": "prod",
     }
@@ -241,6 +241,7 @@ def test_another_owners_sensor_and_schedules_never_deploy(
         assert "owned by shop:prod" in str(branch.schedule(schedule).skip_message)
 
 
+@pytest.mark.long
 @pytest.mark.zookeeper
 def test_another_owners_runs_are_refused_with_owner_and_remedy(
     world: DagsterWorld, locate: Locate
@@ -263,6 +264,7 @@ def test_another_owners_runs_are_refused_with_owner_and_remedy(
     assert not branch.tick().run_requests
 
 
+@pytest.mark.long
 @pytest.mark.zookeeper
 def test_the_owner_and_a_first_deploy_after_an_upgrade_are_free(
     world: DagsterWorld, locate: Locate

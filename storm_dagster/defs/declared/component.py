@@ -107,10 +107,10 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     It yields the asset ``topologies/<name>`` (its materialization applies the declaration), an
     asset for each spout and bolt, checks that all tasks run and that the running topology is as
     declared, and the jobs ``submit_<name>``, ``deploy_<name>`` and ``kill_<name>``. The first one
-    of a project also yields the shared definitions: the sensor ``declared_topologies_sensor`` and
-    the jobs ``deploy_declared``, ``kill_declared`` and ``rebalance_declared``. Changes are runs in
-    the code location of the cluster. Loading opens no connection; the asset of a target that cannot
-    be imported shows the error.
+    of a project also yields the shared definitions: the sensors ``declared_topologies_sensor`` and
+    ``topology_events_sensor``, and the jobs ``deploy_declared``, ``kill_declared`` and
+    ``rebalance_declared``. Changes are runs in the code location of the cluster. Loading opens no
+    connection; the asset of a target that cannot be imported shows the error.
     """
 
     # catalog.yaml describes the fields. Defaults are values, because Dagster 1.12 accepts no

@@ -313,10 +313,10 @@ def differences(
 ) -> dict[str, str]:
     """Differences from the declaration: part -> text.
 
-    Keys are ``target``, ``owner``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status`` and
-    ``parallelism.<component>``. A conf that differs is a difference of the code as well, because
-    both are deployed together. Of a topology that does not run, or is killed, only ``target``,
-    ``owner`` and ``running`` are compared; the status only if it is ACTIVE or INACTIVE.
+    Keys are ``target``, ``owner``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status``
+    and ``parallelism.<component>``. A conf that differs is a difference of the code as well,
+    because both are deployed together. Of a topology that does not run, or is killed, only
+    ``target``, ``owner`` and ``running`` are compared; the status only if it is ACTIVE or INACTIVE.
     """
     differ: dict[str, str] = {}
     if described.problem is not None:

@@ -226,7 +226,7 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
                 take_over=take_over,
                 may_submit=is_by_hand or newest is None,
             )
-            snapshot = topology.snapshot(cluster, blobs, cluster.load_view())
+            snapshot = topology.snapshot(cluster, blobs, cluster.load_view(), context.instance)
         for line in changes or [f"{name}: nothing was changed"]:
             notify(line)
         actual = snapshot.actual
@@ -310,7 +310,7 @@ def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
     def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
         with step_errors(), topology.connect() as (cluster, blobs):
             snapshot = topology.snapshot(
-                cluster, blobs, cluster.load_view(), topology.nimbus.topology
+                cluster, blobs, cluster.load_view(), context.instance, topology.nimbus.topology
             )
         now = time.time()
         last_running = now

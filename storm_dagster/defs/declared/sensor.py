@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness
+from storm_dagster.defs.declared.events import cluster_key, events_sensor
 from storm_dagster.defs.declared.owner import ownership_problem
 from storm_dagster.defs.declared.runs import (
     DEPLOY_JOB,
@@ -45,10 +46,10 @@ def shared_definitions(
     topologies: Mapping[str, DeclaredTopology],
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.Definitions:
-    """The sensor and the jobs that all declared topologies share.
+    """The sensors and the jobs that all declared topologies share.
 
     ``topologies`` is read when they run and may be filled later. ``default_status`` is that of the
-    sensor.
+    sensors.
     """
     ((tag, value),) = DECLARED_TAG.items()
     deploy = dg.define_asset_job(
@@ -66,7 +67,10 @@ def shared_definitions(
             request_job("kill", "kill_declared", kill, topologies, {}),
             request_job("rebalance", REBALANCE_JOB, rebalance, topologies, {}),
         ],
-        sensors=[_sensor(topologies, default_status)],
+        sensors=[
+            _sensor(topologies, default_status),
+            events_sensor(topologies, default_status),
+        ],
     )
 
 
@@ -92,7 +96,7 @@ def _sensor(
         requests: list[dg.RunRequest] = []
         summary: list[str] = []
         # Key of each cluster -> its topologies, and epoch seconds of the last tick that saw it.
-        clusters = multimap((_cluster_key(topology), topology) for topology in topologies.values())
+        clusters = multimap((cluster_key(topology), topology) for topology in topologies.values())
         seen_at = {cluster: cursor.get(cluster) for cluster in clusters}
         for cluster, cluster_topologies in clusters.items():
             snapshots, problem = _take_snapshots(cluster_topologies, instance)
@@ -138,12 +142,6 @@ def _sensor(
     return watch
 
 
-def _cluster_key(topology: DeclaredTopology) -> str:
-    """Key of the topology's cluster in the cursor."""
-    zookeeper = topology.zookeeper
-    return digest([zookeeper.home, zookeeper.conf_dir])[:8]
-
-
 def _take_snapshots(
     declared: list[DeclaredTopology], instance: dg.DagsterInstance
 ) -> tuple[dict[str, DeclaredSnapshot], str]:
@@ -169,7 +167,9 @@ def _take_snapshots(
             cluster, blobs = stack.enter_context(first.connect(instance))
             view = cluster.load_view()
             for topology in declared:
-                snapshots[topology.name] = topology.snapshot(cluster, blobs, view, measure)
+                snapshots[topology.name] = topology.snapshot(
+                    cluster, blobs, view, instance, measure
+                )
         except StormDagsterError as error:
             return snapshots, error.message
     return snapshots, ""
