@@ -76,12 +76,15 @@ class Shop:
     def defs(self) -> dg.Definitions:
         return dg.load_from_defs_folder(path_within_project=self.root)
 
-    def run(self, job: str, request: dg.RunRequest | None = None) -> dg.ExecuteInProcessResult:
+    def run(
+        self, job: str, request: dg.RunRequest | None = None, config: Any = None
+    ) -> dg.ExecuteInProcessResult:
         return (
             self.defs()
             .resolve_job_def(job)
             .execute_in_process(
                 instance=self.instance,
+                run_config=config,
                 tags={**request.tags, "dagster/sensor_name": "declared_topologies_sensor"}
                 if request
                 else None,
@@ -273,3 +276,61 @@ def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(
     cluster.wait_running("wc")
     assert shop.look()[0] == {} and all(check.passed for check in shop.checks.values())
     assert shop.run("kill_wc").success
+
+
+def config_of(op: str) -> dict[str, Any]:
+    """The field of the Launchpad by which a user takes the topology over."""
+    return {"ops": {op: {"config": {"take_over": True}}}}
+
+
+def test_two_deployments_never_fight_and_one_takes_over_by_hand(
+    shop: Shop, cluster: LocalCluster
+) -> None:
+    # Both deploy at the same time: the first one is the owner, the other one is told so.
+    shop.declare(deploy="hot", deployment="prod")
+    first = shop.defs().resolve_job_def("deploy_wc")
+    shop.declare(NEWER, deploy="hot", deployment="branch")
+    second = shop.defs().resolve_job_def("deploy_wc")
+    with ThreadPoolExecutor() as pool:
+        runs = [
+            pool.submit(job.execute_in_process, instance=shop.instance, raise_on_error=False)
+            for job in (first, second)
+        ]
+        results = [run.result() for run in runs]
+    (refused,) = [result for result in results if not result.success]
+    assert "owned by shop:" in failure_text(refused) and "take_over" in failure_text(refused)
+    owner, other = ("prod", "branch") if results[0].success else ("branch", "prod")
+    codes = {"prod": "", "branch": NEWER}
+    shop.declare(codes[owner], deploy="hot", deployment=owner)
+    topology_id = cluster.wait_running("wc")["id"]
+    assert shop.look() == ({}, [])
+
+    # The other one never deploys, whatever looks at the topology.
+    shop.declare(codes[other], deploy="hot", deployment=other)
+    drift, requests = shop.look()
+    assert set(drift) == {"owner", "code"} and requests == []
+    assert f"owned by shop:{owner}" in shop.schedule().skip_message
+    for job in ("deploy_wc", "submit_wc", "kill_wc"):
+        assert f"owned by shop:{owner}" in failure_text(shop.run(job))
+    assert cluster.wait_running("wc")["id"] == topology_id
+
+    # A user takes it over. The former owner deploys no longer.
+    done = shop.run("deploy_wc", config=config_of("deploy_wc_op"))
+    assert done.success, failure_text(done)
+    cluster.wait_running("wc")
+    assert shop.look() == ({}, [])
+    audit = f"owner of topology 'wc': 'shop:{other}', before 'shop:{owner}'"
+    logs = [path.read_text(errors="replace") for path in (cluster.home / "logs").glob("nimbus*")]
+    assert any(audit in log for log in logs)
+    shop.declare(codes[owner], deploy="hot", deployment=owner)
+    drift, requests = shop.look()
+    assert set(drift) == {"owner", "code"} and requests == []
+
+    # The same code is taken over, too.
+    shop.declare(codes[other], deploy="gray", deployment="third")
+    assert set(shop.look()[0]) >= {"owner"}
+    done = shop.run("deploy_wc", config=config_of("deploy_wc_op"))
+    assert done.success, failure_text(done)
+    assert "owner" not in shop.look()[0]
+    assert shop.run("kill_wc", config=config_of("kill_wc_op")).success
+    eventually(lambda: cluster.topologies() == [], 90, "the end of wc", ignore=(StormDagsterError,))

@@ -50,6 +50,7 @@ def test_a_declared_topology_is_an_asset_a_job_and_a_check() -> None:
         "all_tasks_run",
         "as_declared",
         "fresh",
+        "reports",
     }
     dg.Definitions.validate_loadable(defs)
 

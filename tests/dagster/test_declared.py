@@ -187,14 +187,17 @@ def test_the_code_version_follows_code_and_conf_and_nothing_else(project: Projec
 
 
 @pytest.mark.parametrize(("declared", "own"), [(3, 3), (100, 0)])
-def test_topologies_share_one_sensor_and_many_share_their_jobs(
+def test_topologies_share_two_sensors_and_many_share_their_jobs(
     project: Project, declared: int, own: int
 ) -> None:
     for number in range(declared):
         project.declare(f"t{number}", name=f"t{number}", target="missing.py")
     defs = project.load()
     dg.Definitions.validate_loadable(defs)
-    assert [sensor.name for sensor in defs.sensors or []] == ["declared_topologies_sensor"]
+    assert [sensor.name for sensor in defs.sensors or []] == [
+        "declared_topologies_sensor",
+        "topology_events_sensor",
+    ]
     jobs = {job.name for job in defs.jobs or []}
     shared = {"deploy_declared", "kill_declared", "rebalance_declared"}
     assert shared <= jobs
@@ -323,7 +326,13 @@ def test_schedules_and_limits_only_when_asked_for(project: Project) -> None:
         "rebalance_shop_schedule",
     }
     checks = {key.name for check in full.asset_checks or [] for key in check.check_keys}
-    assert checks == {"all_tasks_run", "as_declared", "fresh", "latency_within_limit"}
+    assert checks == {
+        "all_tasks_run",
+        "as_declared",
+        "fresh",
+        "reports",
+        "latency_within_limit",
+    }
     dg.Definitions.validate_loadable(full)
 
 

@@ -118,8 +118,10 @@ def _declaration_metadata(declaration: Declaration) -> dict[str, Any]:
     for key, value in sorted(mask(declaration.submitted_conf).items()):
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         conf_rows.append((key, text))
+    owner = {} if declaration.owner is None else {"owner": declaration.owner}
     return {
         "target": declaration.target,
+        **owner,
         "conf": table("key value", conf_rows),
         "parallelism": table("component executors:int", sorted(declaration.parallelism.items())),
     }

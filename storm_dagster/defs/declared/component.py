@@ -15,7 +15,7 @@
 import logging
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +32,7 @@ from storm_dagster.defs.declared.checks import (
     TopologyAlerts,
 )
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
+from storm_dagster.defs.declared.owner import declared_owner, definitions_module
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
 from storm_dagster.defs.declared.topology import DeclaredTopology
@@ -106,10 +107,10 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     It yields the asset ``topologies/<name>`` (its materialization applies the declaration), an
     asset for each spout and bolt, checks that all tasks run and that the running topology is as
     declared, and the jobs ``submit_<name>``, ``deploy_<name>`` and ``kill_<name>``. The first one
-    of a project also yields the shared definitions: the sensor ``declared_topologies_sensor`` and
-    the jobs ``deploy_declared``, ``kill_declared`` and ``rebalance_declared``. Changes are runs in
-    the code location of the cluster. Loading opens no connection; the asset of a target that cannot
-    be imported shows the error.
+    of a project also yields the shared definitions: the sensors ``declared_topologies_sensor`` and
+    ``topology_events_sensor``, and the jobs ``deploy_declared``, ``kill_declared`` and
+    ``rebalance_declared``. Changes are runs in the code location of the cluster. Loading opens no
+    connection; the asset of a target that cannot be imported shows the error.
     """
 
     # catalog.yaml describes the fields. Defaults are values, because Dagster 1.12 accepts no
@@ -132,6 +133,10 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     )
     home: str | None = catalog_field("topology.home", default=None)
     conf_dir: str | None = catalog_field("topology.conf_dir", default=None)
+    deployment: str | None = catalog_field("topology.deployment", default=None)
+    default_status: Literal["RUNNING", "STOPPED"] = catalog_field(
+        "topology.default_status", default="RUNNING"
+    )
     key_prefix: list[str] = catalog_field("topology.key_prefix", default=["topologies"])
     group: str = catalog_field("topology.group", default="topologies")
     description: str | None = catalog_field("topology.description", default=None)
@@ -178,7 +183,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         """
         path = context.path / "defs.yaml"
         topologies = _topologies_of(context.component_tree)
-        declaration = self._declaration(context.path, topologies)
+        declaration = self._declaration(context, topologies)
         described = describe_declared(declaration)
         if described.problem is not None:
             # The location loads all the same. Its log and `dg check defs` show the warning.
@@ -219,11 +224,12 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             zookeeper=ZooKeeperResource(**cluster),
             blobstore=BlobStoreResource(**cluster),
             nimbus=NimbusResource(**cluster),
+            schedule_status=dg.DefaultScheduleStatus(self.default_status),
         )
         topologies[self.name] = topology
         own_jobs = self.own_jobs
+        components = context.component_tree.get_all_components(StormTopologyComponent)
         if own_jobs is None:
-            components = context.component_tree.get_all_components(StormTopologyComponent)
             own_jobs = len(components) <= _MAX_WITH_OWN_JOBS
         if topology.identifier == "declared":
             # Its jobs would have the names of the shared ones.
@@ -232,16 +238,20 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         # The shared definitions read the topologies that later components add.
         is_first = next(iter(topologies)) == self.name
         if is_first:
-            definitions = dg.Definitions.merge(definitions, shared_definitions(topologies))
+            shared = shared_definitions(topologies, _sensor_status(components))
+            definitions = dg.Definitions.merge(definitions, shared)
         return remember_own(DECLARED, definitions)
 
-    def _declaration(self, folder: Path, topologies: Mapping[str, DeclaredTopology]) -> Declaration:
-        """The declaration of the fields in the ``defs.yaml`` of ``folder``.
+    def _declaration(
+        self, context: dg.ComponentLoadContext, topologies: Mapping[str, DeclaredTopology]
+    ) -> Declaration:
+        """The declaration of the fields in the ``defs.yaml`` of the context.
 
         ``topologies`` are those that the project has declared up to now. Raises the errors of
         :meth:`build_defs`.
         """
         check_topology_name(self.name)
+        folder = context.path
         path = folder / "defs.yaml"
         conf, _ = validate_conf(self.conf, source=f"conf of {self.name} in {path}")
         namesake = topologies.get(self.name)
@@ -276,7 +286,23 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             inactive=self.inactive,
             home=self.home,
             declared_in=path,
+            owner=declared_owner(_module_of(context), self.deployment),
         )
+
+
+def _sensor_status(components: Sequence[StormTopologyComponent]) -> dg.DefaultSensorStatus:
+    """Status of the shared sensors: STOPPED if each topology of the project has it."""
+    # A component without a project is in no tree.
+    if components and all(component.default_status == "STOPPED" for component in components):
+        return dg.DefaultSensorStatus.STOPPED
+    return dg.DefaultSensorStatus.RUNNING
+
+
+def _module_of(context: dg.ComponentLoadContext) -> str:
+    """Top-level module of the definitions that are loaded."""
+    return definitions_module(
+        context.defs_module_name, context.defs_module_path, context.project_root
+    )
 
 
 def _identifier(name: str) -> str:

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.defs.declared.owner import ownership_problem
 from storm_dagster.host.files import write_atomically
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
@@ -53,6 +54,8 @@ class Declaration:
     """HOME of the cluster; ``None``: that of the environment."""
     declared_in: Path | None = None
     """The ``defs.yaml``."""
+    owner: str | None = None
+    """Project and deployment of the declaration; ``None``: it deploys over each owner."""
 
     @property
     def submitted_conf(self) -> dict[str, Any]:
@@ -102,6 +105,8 @@ class RunningTopology:
     """
     upgraded: int = 0
     """Workers that the gray upgrade has upgraded."""
+    owner: str | None = None
+    """Project and deployment that deployed it; ``None`` without one."""
 
     @property
     def data_version(self) -> str:
@@ -308,14 +313,19 @@ def differences(
 ) -> dict[str, str]:
     """Differences from the declaration: part -> text.
 
-    Keys are ``target``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status`` and
-    ``parallelism.<component>``. A conf that differs is a difference of the code as well, because
-    both are deployed together. Of a topology that does not run, or is killed, only ``target`` and
-    ``running`` are compared; the status only if it is ACTIVE or INACTIVE.
+    Keys are ``target``, ``owner``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status``
+    and ``parallelism.<component>``. A conf that differs is a difference of the code as well,
+    because both are deployed together. Of a topology that does not run, or is killed, only
+    ``target``, ``owner`` and ``running`` are compared; the status only if it is ACTIVE or INACTIVE.
     """
     differ: dict[str, str] = {}
     if described.problem is not None:
         differ["target"] = described.problem
+    owner_problem = None
+    if actual is not None:
+        owner_problem = ownership_problem(declaration.name, declaration.owner, actual.owner)
+    if owner_problem is not None:
+        differ["owner"] = owner_problem
     if actual is None or actual.status == "KILLED":
         differ["running"] = f"topology {declaration.name!r} does not run"
         return differ

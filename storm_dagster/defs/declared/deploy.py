@@ -25,7 +25,7 @@ from storm_dagster.defs.declared.declaration import (
 )
 from storm_dagster.host.endpoints import home_dir
 from storm_dagster.model import paths
-from storm_dagster.model.dagster_names import DECLARED_VERSION_KEY
+from storm_dagster.model.dagster_names import DECLARED_OWNER_KEY, DECLARED_VERSION_KEY
 from storm_dagster.model.errors import (
     Conflict,
     InvalidTopology,
@@ -76,9 +76,13 @@ def read_actual(
     record = upgrade.record
     # During a rollback the new code no longer counts.
     upgrading_to = None
-    if record is not None and not record.rollback:
-        upgrading_to = _version_in(_stored_conf(blobs, record.code_dir))
     conf = _stored_conf(blobs, topology.code_dir)
+    owner = _owner_in(conf)
+    if record is not None and not record.rollback:
+        new_conf = _stored_conf(blobs, record.code_dir)
+        upgrading_to = _version_in(new_conf)
+        # A gray upgrade that takes the topology over is continued by the new owner.
+        owner = _owner_in(new_conf) or owner
     return RunningTopology(
         topology.id,
         base.status,
@@ -89,34 +93,42 @@ def read_actual(
         code_dir=topology.code_dir,
         upgrading_to=upgrading_to,
         upgraded=len(upgrade.upgraded),
+        owner=owner,
     )
 
 
 @contextmanager
 def deploy_lock(
-    cluster: StormClusterState, name: str, version: str | None, run_id: str, notify: Notify
+    cluster: StormClusterState,
+    name: str,
+    version: str | None,
+    run_id: str,
+    notify: Notify,
+    owner: str | None = None,
 ) -> Iterator[bool]:
     """Lock of the deploys of a declared topology; true if this run has it.
 
     There is one deploy at a time, in any process of any code location. Waits while a run deploys
-    another version. ``False`` at once while a run deploys the same version, because no work is
-    left. :class:`Conflict` after five minutes.
+    another version, or for another ``owner``. ``False`` at once while a run deploys the same
+    version for the same owner, because no work is left. :class:`Conflict` after five minutes.
     """
     path = paths.deploy(name)
     deadline = time.monotonic() + _WAIT_SECS
-    claim = json.dumps({"run": run_id, "version": version}).encode()
+    claim = json.dumps({"run": run_id, "version": version, "owner": owner}).encode()
     while not cluster.state.claim_ephemeral_node(path, claim):
-        owner = json.loads(cluster.state.get_data(path) or b"{}")
-        if version is not None and owner.get("version") == version:
+        other_claim = json.loads(cluster.state.get_data(path) or b"{}")
+        is_same_version = version is not None and other_claim.get("version") == version
+        # A run of the former release claims without an owner.
+        if is_same_version and other_claim.get("owner") in (None, owner):
             notify(
-                f"run {owner['run']} deploys version {version} of {name} now: "
+                f"run {other_claim['run']} deploys version {version} of {name} now: "
                 "it is left to that run"
             )
             yield False
             return
         if time.monotonic() >= deadline:
             raise Conflict(
-                f"run {owner.get('run')} has been deploying {name!r} for {_WAIT_SECS:g} s: "
+                f"run {other_claim.get('run')} has been deploying {name!r} for {_WAIT_SECS:g} s: "
                 "launch this again when it has finished, or cancel it"
             )
         time.sleep(_PAUSE_SECS)
@@ -144,6 +156,12 @@ def _stored_conf(blobs: BlobStore, code_dir: str) -> dict[str, Any]:
 def _version_in(conf: Mapping[str, Any]) -> str | None:
     """The code version of the declaration that was deployed with the conf, if any."""
     return str(conf[DECLARED_VERSION_KEY]) if DECLARED_VERSION_KEY in conf else None
+
+
+def _owner_in(conf: Mapping[str, Any]) -> str | None:
+    """The owner that deployed the conf, if any."""
+    owner = conf.get(DECLARED_OWNER_KEY)
+    return str(owner) if owner else None
 
 
 def _refuse_full_queue(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
@@ -193,6 +211,8 @@ class Reconciler:
     notify: Notify
     shares_queue: Callable[[str], bool]
     """True if a run of nimbus waits in the queue of the caller's run."""
+    take_over: bool = False
+    """True to deploy over another owner."""
 
     def change(self, verb: str, body: Mapping[str, Any]) -> None:
         """Request a change by its verb and body, and wait for its run, if it has one.
@@ -218,13 +238,17 @@ class Reconciler:
 
         With ``only_submit`` a running topology stays unchanged, without ``may_submit`` one that
         does not run is not submitted. With policy ``manual`` the code of a running topology stays.
-        Raises the typed error of a refused change, and :class:`RunQueued` if ``shares_queue`` is
-        true for a run of nimbus that stays queued.
+        A topology of another owner is only changed with ``take_over``, by a deploy of the code,
+        which is the same or not: :class:`Conflict` without it. Raises the typed error of a refused
+        change, and :class:`RunQueued` if ``shares_queue`` is true for a run of nimbus that stays
+        queued.
         """
         declaration = self.declaration
         described = self.described
         name = declaration.name
         differ = differences(declaration, described, actual)
+        if "owner" in differ and not self.take_over:
+            raise Conflict(f"topology {name!r} is {differ['owner']}")
         if "running" in differ:
             if not may_submit:
                 self.notify(
@@ -243,13 +267,7 @@ class Reconciler:
         if actual.status not in ("ACTIVE", "INACTIVE") and not is_own_upgrade:
             self.notify(f"{name} is {actual.status}: it is not changed until that is over")
             return []
-        changes: list[str] = []
-        if "code" in differ:
-            if self.policy == "manual" and not is_own_upgrade:
-                self.notify(f"{differ['code']}: deploy is manual, the code is not changed")
-            else:
-                gray = is_own_upgrade or (self.policy == "gray" and actual.status == "ACTIVE")
-                changes.append(self._deploy_code(actual, gray=gray))
+        changes = self._change_code(differ, actual, is_own_upgrade=is_own_upgrade)
         # A hot deploy has applied workers and parallelism already; the text is of _deploy_code.
         is_hot_deployed = any(text.startswith("hot") for text in changes)
         if not is_hot_deployed:
@@ -257,6 +275,27 @@ class Reconciler:
         if "status" in differ:
             self.change("deactivate" if declaration.inactive else "activate", {})
             changes.append("deactivated" if declaration.inactive else "activated")
+        return changes
+
+    def _change_code(
+        self, differ: Mapping[str, str], actual: RunningTopology, *, is_own_upgrade: bool
+    ) -> list[str]:
+        """Deploy the code if it differs and the policy allows it, or to take the topology over.
+
+        Returns the actions as texts. The owner is stored with the code, so that a take-over deploys
+        the same code as well. With ``is_own_upgrade`` the current gray upgrade continues.
+        """
+        owner = self.declaration.owner
+        takes_over = self.take_over and actual.owner != owner
+        if "code" not in differ and not takes_over:
+            return []
+        if self.policy == "manual" and not (is_own_upgrade or takes_over):
+            self.notify(f"{differ['code']}: deploy is manual, the code is not changed")
+            return []
+        gray = is_own_upgrade or (self.policy == "gray" and actual.status == "ACTIVE")
+        changes = [self._deploy_code(actual, gray=gray)]
+        if takes_over:
+            changes.append(f"taken over from {actual.owner or 'no owner'} by {owner}")
         return changes
 
     def _submit(self) -> str:
@@ -354,6 +393,8 @@ class Reconciler:
         # topology.
         conf["topology.update.keep.conf"] = False
         conf[DECLARED_VERSION_KEY] = described.code_version
+        if declaration.owner is not None:
+            conf[DECLARED_OWNER_KEY] = declaration.owner
         home = home_dir(declaration.home)
         with tempfile.TemporaryDirectory(prefix="storm-dagster-deploy-") as folder:
             bundle = bundle_target(

@@ -25,6 +25,7 @@ from storm_dagster.defs.declared.deploy import (
     deploy_lock,
     read_actual,
 )
+from storm_dagster.defs.declared.owner import ownership_problem
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.keys import catalog_field, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
@@ -128,13 +129,13 @@ def _cause(
     """Name of the due deploy, different from those of earlier deploys.
 
     ``None`` if no deploy is due: without a running topology, a valid target or a difference of the
-    code, and while another change of the topology is under way.
+    code, of a topology of another owner, and while another change of it is under way.
     """
     version = described.code_version
     if actual is None or version is None:
         return None
     differ = differences(declaration, described, actual)
-    if "code" not in differ or "target" in differ:
+    if "code" not in differ or "target" in differ or "owner" in differ:
         return None
     if actual.status == "UPGRADING" and actual.upgrading_to == version:
         # The run of the upgrade may have died. The key contains the number of upgraded workers, so
@@ -152,6 +153,7 @@ class DeployConfig(dg.Config):
 
     only_submit: bool = catalog_field("deploy.only_submit", default=False)
     deploy_code: bool = catalog_field("deploy.deploy_code", default=False)
+    take_over: bool = catalog_field("deploy.take_over", default=False)
 
 
 class RequestConfig(dg.Config):
@@ -159,6 +161,7 @@ class RequestConfig(dg.Config):
 
     name: str | None = catalog_field("ask.name", default=None)
     wait_secs: int | None = catalog_field("ask.wait_secs", default=None, ge=0)
+    take_over: bool = catalog_field("ask.take_over", default=False)
 
 
 def topology_definitions(topology: DeclaredTopology, *, own_jobs: bool) -> dg.Definitions:
@@ -204,6 +207,8 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
         # ``None``: it was never deployed, so that a missing topology was not ended by a user.
         newest = newest_version(context.instance, key)
         notify = context.log.info
+        # A run that a sensor or schedule launches never takes a topology over.
+        take_over = config.take_over and is_by_hand
         deploys_code = config.deploy_code or (is_by_hand and run.job_name == DEPLOY_JOB)
         # The policy manual means that code is deployed only by such a run.
         policy: DeployPolicy = topology.policy
@@ -218,9 +223,10 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
                 cluster,
                 blobs,
                 only_submit=config.only_submit,
+                take_over=take_over,
                 may_submit=is_by_hand or newest is None,
             )
-            snapshot = topology.snapshot(cluster, blobs, cluster.load_view())
+            snapshot = topology.snapshot(cluster, blobs, cluster.load_view(), context.instance)
         for line in changes or [f"{name}: nothing was changed"]:
             notify(line)
         actual = snapshot.actual
@@ -255,6 +261,7 @@ def _reconcile(
     blobs: BlobStore,
     *,
     only_submit: bool,
+    take_over: bool,
     may_submit: bool,
 ) -> tuple[bool, list[str]]:
     """Apply the declaration under the lock of its deploys, as :meth:`Reconciler.run`.
@@ -264,7 +271,9 @@ def _reconcile(
     """
     run_id = context.run.run_id
     notify = context.log.info
-    with deploy_lock(cluster, topology.name, described.code_version, run_id, notify) as is_locked:
+    version = described.code_version
+    owner = topology.declaration.owner
+    with deploy_lock(cluster, topology.name, version, run_id, notify, owner) as is_locked:
         if not is_locked:
             return False, []
         try:
@@ -278,6 +287,7 @@ def _reconcile(
                     token=f"{run_id}-{topology.identifier}"[:200],
                     notify=notify,
                     shares_queue=context.instance.has_run,
+                    take_over=take_over,
                 )
                 changes = reconciler.run(
                     read_actual(cluster, blobs, topology.name),
@@ -300,7 +310,7 @@ def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
     def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
         with step_errors(), topology.connect() as (cluster, blobs):
             snapshot = topology.snapshot(
-                cluster, blobs, cluster.load_view(), topology.nimbus.topology
+                cluster, blobs, cluster.load_view(), context.instance, topology.nimbus.topology
             )
         now = time.time()
         last_running = now
@@ -324,7 +334,8 @@ def request_job(
 ) -> dg.JobDefinition:
     """A job that requests the kill or the rebalance of one of ``topologies``.
 
-    The request goes to nimbus; the job does not wait for its effect. Of a single topology the
+    The request goes to nimbus; the job does not wait for its effect. A topology of another owner is
+    only changed with the field ``take_over``, and stays the other's. Of a single topology the
     config needs no name. ``topologies`` is read by a run, and may be filled later.
     """
 
@@ -339,6 +350,8 @@ def request_job(
                     f"name is {name!r}, declared are {', '.join(sorted(topologies))}: "
                     "name one of them"
                 )
+            if not config.take_over:
+                _require_own(topologies[name])
             with topologies[name].nimbus.client() as nimbus:
                 change = change_topology(
                     nimbus, name, verb=verb, wait=False, wait_secs=config.wait_secs
@@ -355,6 +368,16 @@ def request_job(
         request()
 
     return job_of_request
+
+
+def _require_own(topology: DeclaredTopology) -> None:
+    """Raise :class:`Conflict` for a running topology of another owner."""
+    with topology.connect() as (cluster, blobs):
+        actual = read_actual(cluster, blobs, topology.name)
+    owned_by = None if actual is None else actual.owner
+    problem = ownership_problem(topology.name, topology.declaration.owner, owned_by)
+    if problem is not None:
+        raise Conflict(f"topology {topology.name!r} is {problem}")
 
 
 def _jobs(topology: DeclaredTopology) -> list[Any]:
@@ -408,7 +431,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
             job_name=f"{verb}_declared",
             cron_schedule=cron,
             execution_timezone=settings.timezone,
-            default_status=dg.DefaultScheduleStatus.RUNNING,
+            default_status=topology.schedule_status,
             description=description,
         )
         def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
@@ -436,6 +459,8 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
         differ = differences(topology.declaration, topology.described, actual)
         if "target" in differ:
             return f"{name} cannot be deployed: {differ['target']}"
+        if "owner" in differ:
+            return f"{name} is {differ['owner']}"
         if "running" in differ and newest_version(instance, topology.key) is not None:
             return f"{name} was ended: it stays so until a user deploys it by hand"
         # A run would load the newer files, and the difference from the loaded ones would stay.
@@ -453,6 +478,9 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
         """The rebalance, if the local planner would move a task."""
         if actual is None or actual.status not in ("ACTIVE", "INACTIVE"):
             return f"{name} does not run" if actual is None else f"{name} is {actual.status}"
+        problem = ownership_problem(name, topology.declaration.owner, actual.owner)
+        if problem is not None:
+            return f"{name} is {problem}"
         if not plan_rebalance(ops, actual.topology_id, dry_run=True).moved:
             return f"{name} is balanced, no plan would change it"
         ops_config = {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}

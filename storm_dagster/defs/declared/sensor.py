@@ -14,6 +14,8 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness
+from storm_dagster.defs.declared.events import cluster_key, events_sensor
+from storm_dagster.defs.declared.owner import ownership_problem
 from storm_dagster.defs.declared.runs import (
     DEPLOY_JOB,
     DEPLOY_TAG,
@@ -40,10 +42,14 @@ _MAX_EVENTS = 500
 """Number of events after which a tick observes no further topology."""
 
 
-def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definitions:
-    """The sensor and the jobs that all declared topologies share.
+def shared_definitions(
+    topologies: Mapping[str, DeclaredTopology],
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.Definitions:
+    """The sensors and the jobs that all declared topologies share.
 
-    ``topologies`` is read when they run and may be filled later.
+    ``topologies`` is read when they run and may be filled later. ``default_status`` is that of the
+    sensors.
     """
     ((tag, value),) = DECLARED_TAG.items()
     deploy = dg.define_asset_job(
@@ -61,18 +67,23 @@ def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definit
             request_job("kill", "kill_declared", kill, topologies, {}),
             request_job("rebalance", REBALANCE_JOB, rebalance, topologies, {}),
         ],
-        sensors=[_sensor(topologies)],
+        sensors=[
+            _sensor(topologies, default_status),
+            events_sensor(topologies, default_status),
+        ],
     )
 
 
-def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
+def _sensor(
+    topologies: Mapping[str, DeclaredTopology], default_status: dg.DefaultSensorStatus
+) -> dg.SensorDefinition:
     """The sensor of the ``topologies``, which it reads in each tick."""
 
     @dg.sensor(
         name="declared_topologies_sensor",
         job_name=DEPLOY_JOB,
         minimum_interval_seconds=30,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=default_status,
         description="Observes the declared topologies and their components when their state "
         "changes, evaluates their checks, and deploys changed code where the deploy policy is "
         "hot or gray.",
@@ -85,7 +96,7 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
         requests: list[dg.RunRequest] = []
         summary: list[str] = []
         # Key of each cluster -> its topologies, and epoch seconds of the last tick that saw it.
-        clusters = multimap((_cluster_key(topology), topology) for topology in topologies.values())
+        clusters = multimap((cluster_key(topology), topology) for topology in topologies.values())
         seen_at = {cluster: cursor.get(cluster) for cluster in clusters}
         for cluster, cluster_topologies in clusters.items():
             snapshots, problem = _take_snapshots(cluster_topologies, instance)
@@ -131,12 +142,6 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
     return watch
 
 
-def _cluster_key(topology: DeclaredTopology) -> str:
-    """Key of the topology's cluster in the cursor."""
-    zookeeper = topology.zookeeper
-    return digest([zookeeper.home, zookeeper.conf_dir])[:8]
-
-
 def _take_snapshots(
     declared: list[DeclaredTopology], instance: dg.DagsterInstance
 ) -> tuple[dict[str, DeclaredSnapshot], str]:
@@ -162,7 +167,9 @@ def _take_snapshots(
             cluster, blobs = stack.enter_context(first.connect(instance))
             view = cluster.load_view()
             for topology in declared:
-                snapshots[topology.name] = topology.snapshot(cluster, blobs, view, measure)
+                snapshots[topology.name] = topology.snapshot(
+                    cluster, blobs, view, instance, measure
+                )
         except StormDagsterError as error:
             return snapshots, error.message
     return snapshots, ""
@@ -255,12 +262,17 @@ def _state_digest(snapshot: DeclaredSnapshot, results: Mapping[str, dg.AssetChec
 def _new_version(
     instance: dg.DagsterInstance, topology: DeclaredTopology, snapshot: DeclaredSnapshot
 ) -> list[dg.AssetMaterialization]:
-    """The materialization of a version that another code location deployed.
+    """The materialization of a version that a run of another instance deployed.
 
-    Empty unless all tasks run, no run of the topology is under way, and the version is new.
+    Empty unless all tasks run, no run of the topology is under way, and the version is new. The
+    versions of another owner are not those of this declaration.
     """
     actual = snapshot.actual
     key = topology.key
+    if actual is not None:
+        owner = topology.declaration.owner
+        if ownership_problem(topology.name, owner, actual.owner) is not None:
+            return []
     if actual is None or not snapshot.runs or actual.status not in ("ACTIVE", "INACTIVE"):
         return []
     tags = topology_tags(topology.name)

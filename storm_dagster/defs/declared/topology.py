@@ -24,6 +24,12 @@ from storm_dagster.defs.declared.declaration import (
     TargetDescription,
 )
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
+from storm_dagster.defs.declared.owner import ownership_problem
+from storm_dagster.defs.declared.reports import (
+    REPORTS_CHECK,
+    reports_result,
+    stored_undefined,
+)
 from storm_dagster.defs.metadata import MAX_LOGS, log_link
 from storm_dagster.defs.observe.sensors import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
@@ -86,6 +92,8 @@ class DeclaredTopology:
     zookeeper: ZooKeeperResource
     blobstore: BlobStoreResource
     nimbus: NimbusResource
+    schedule_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.RUNNING
+    """Status of its schedules until a user starts or stops them."""
 
     @property
     def key(self) -> dg.AssetKey:
@@ -113,12 +121,14 @@ class DeclaredTopology:
         cluster: StormClusterState,
         blobs: BlobStore,
         view: ClusterView,
+        instance: dg.DagsterInstance,
         measure: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
     ) -> DeclaredSnapshot:
         """Take a snapshot of the topology in ``view``.
 
-        ``measure`` reads `show` from nimbus, with the statistics; it is called only if a limit is
-        set. Without its document limits are not checked.
+        ``instance`` has the newest evaluation of the check `reports`, whose undefined assets
+        `topology_events_sensor` finds. ``measure`` reads `show` from nimbus, with the statistics;
+        it is called only if a limit is set. Without its document limits are not checked.
         """
         actual = read_actual(cluster, blobs, self.name, view)
         document = None
@@ -137,10 +147,13 @@ class DeclaredTopology:
             newer=self.files.changed(),
             measured=measured is not None,
         )
+        results[REPORTS_CHECK] = self._reports_result(cluster, instance, actual)
         metadata = topology_state(document)
         if actual is None or document is None:
             return DeclaredSnapshot(results, metadata=metadata)
         metadata["running_code_version"] = actual.code_version or "none"
+        if actual.owner is not None:
+            metadata["owner"] = actual.owner
         stored_epoch = cluster.epoch()
         http = ""
         if stored_epoch is not None:
@@ -155,6 +168,19 @@ class DeclaredTopology:
             for name, part in parts.items()
         }
         return DeclaredSnapshot(results, actual, metadata, details, components)
+
+    def _reports_result(
+        self,
+        cluster: StormClusterState,
+        instance: dg.DagsterInstance,
+        actual: RunningTopology | None,
+    ) -> dg.AssetCheckResult:
+        """Result of the check `reports`; the events of another owner are not this location's."""
+        owned_by = None if actual is None else actual.owner
+        event_log = None
+        if ownership_problem(self.name, self.declaration.owner, owned_by) is None:
+            event_log = cluster.event_log(self.name)
+        return reports_result(event_log, stored_undefined(instance, self.key), time.time())
 
     def _show_document(self, view: ClusterView, topology_id: str) -> dict[str, Any]:
         """The document of `show` without statistics."""

@@ -17,7 +17,7 @@ from storm_dagster.core.authorization import REQUEST_USER
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade.machine import check_ending
 from storm_dagster.core.upgrade.selection import Selection
-from storm_dagster.model.dagster_names import RECORDED_TAG, REQUEST_TAG
+from storm_dagster.model.dagster_names import DECLARED_OWNER_KEY, RECORDED_TAG, REQUEST_TAG
 from storm_dagster.model.errors import (
     InvalidRequest,
     Misconfigured,
@@ -61,6 +61,7 @@ from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.operations.upgrade import UpgradeResult, check_upgrade
 
 _log = logging.getLogger(__name__)
+_audit = logging.getLogger("storm_dagster.audit")
 _PLANNED_WORKER_FIELDS = ("node", "host", "port", "kept", "tasks")
 """Fields of a worker's document that a plan shows."""
 
@@ -123,6 +124,7 @@ class LifecycleRequests:
             plan = self._plan(topology.id, fields, epoch) if row.places_tasks else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
         run_id = self._launch(topology, row, fields, epoch)
+        _audit_owner(topology.base.name, answer.get("conf", {}))
         return {"run_id": run_id, **answer}
 
     def _execute(
@@ -438,6 +440,13 @@ class LifecycleRequests:
             partition=partition,
             before_launch=write_record,
         )
+
+
+def _audit_owner(name: str, differences: Mapping[str, Mapping[str, Any]]) -> None:
+    """Log the change of the owner of a declared topology, if its new conf has another one."""
+    owners = differences.get(DECLARED_OWNER_KEY)
+    if owners is not None:
+        _audit.info("owner of topology %r: %r, before %r", name, owners["new"], owners["old"])
 
 
 def _planned_worker(document: Mapping[str, Any]) -> dict[str, Any]:
