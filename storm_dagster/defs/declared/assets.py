@@ -106,9 +106,9 @@ def _component_assets(
     )
     assets = [StormAsset(kind, spec, topology=name, component=component)]
     if kind == "bolt":
-        for external_key in external_keys:
+        for path, external_key in zip(paths, external_keys, strict=True):
             target = _target_spec(name, component, component_key, external_key, common)
-            assets.append(StormAsset("target", target, topology=name))
+            assets.append(StormAsset("target", target, name, component, path))
     return assets
 
 

@@ -34,6 +34,7 @@ from storm_dagster.defs.declared.checks import (
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
+from storm_dagster.defs.declared.targets import target_path
 from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.keys import OWNER, catalog_field
 from storm_dagster.defs.observe.history import DECLARED, remember_own
@@ -209,7 +210,12 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             components={
                 asset.component: translation.key(asset.spec.key)
                 for asset in assets
-                if asset.component
+                if asset.component and asset.target is None
+            },
+            targets={
+                target_path(asset.component, asset.target): translation.key(asset.spec.key)
+                for asset in assets
+                if asset.component and asset.target is not None
             },
             policy=self.deploy,
             batch=self.gray.model_dump(exclude_none=True),

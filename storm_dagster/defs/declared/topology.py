@@ -86,6 +86,8 @@ class DeclaredTopology:
     zookeeper: ZooKeeperResource
     blobstore: BlobStoreResource
     nimbus: NimbusResource
+    targets: Mapping[tuple[str, ...], dg.AssetKey] = field(default_factory=dict)
+    """(Bolt, parts of the asset that it writes) -> key of the target's asset."""
 
     @property
     def key(self) -> dg.AssetKey:
