@@ -25,6 +25,7 @@ from storm_dagster.defs.declared.deploy import (
     deploy_lock,
     read_actual,
 )
+from storm_dagster.defs.declared.parts import part_materializations
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.keys import catalog_field, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
@@ -231,6 +232,9 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
             return
         remaining = differences(topology.declaration, described, actual)
         drift = [f"{part}: {text}" for part, text in remaining.items()]
+        if newest != actual.data_version:
+            for event in part_materializations(topology, actual):
+                context.log_event(event)
         yield dg.MaterializeResult(
             asset_key=key,
             metadata={

@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness
+from storm_dagster.defs.declared.parts import CompleteParts, part_materializations
 from storm_dagster.defs.declared.runs import (
     DEPLOY_JOB,
     DEPLOY_TAG,
@@ -67,6 +68,7 @@ def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definit
 
 def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
     """The sensor of the ``topologies``, which it reads in each tick."""
+    complete_parts = CompleteParts()
 
     @dg.sensor(
         name="declared_topologies_sensor",
@@ -103,7 +105,7 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
                     for result in snapshot.check_results.values()
                     if not result.passed
                 ]
-                events += _new_version(instance, topology, snapshot)
+                events += _new_version(context, topology, snapshot, complete_parts)
                 if topology.policy == "manual" or topology.files.changed():
                     # A run would load the newer files, and the difference from the loaded ones
                     # would stay.
@@ -253,18 +255,26 @@ def _state_digest(snapshot: DeclaredSnapshot, results: Mapping[str, dg.AssetChec
 
 
 def _new_version(
-    instance: dg.DagsterInstance, topology: DeclaredTopology, snapshot: DeclaredSnapshot
+    context: dg.SensorEvaluationContext,
+    topology: DeclaredTopology,
+    snapshot: DeclaredSnapshot,
+    complete_parts: CompleteParts,
 ) -> list[dg.AssetMaterialization]:
-    """The materialization of a version that another code location deployed.
+    """The materializations of a version that another code location deployed.
 
-    Empty unless all tasks run, no run of the topology is under way, and the version is new.
+    They are those of the topology and of its parts. Of a version that is not new, they are those
+    of parts and sources without any. Empty unless all tasks run, and no run of the topology is under way.
     """
     actual = snapshot.actual
+    instance = context.instance
     key = topology.key
     if actual is None or not snapshot.runs or actual.status not in ("ACTIVE", "INACTIVE"):
         return []
     tags = topology_tags(topology.name)
-    if newest_version(instance, key) == actual.data_version or run_under_way(instance, tags=tags):
+    if newest_version(instance, key) == actual.data_version:
+        return complete_parts.missing(context, topology, actual)
+    if run_under_way(instance, tags=tags):
         return []
     metadata = {**snapshot.metadata, **snapshot.details}
-    return [dg.AssetMaterialization(key, metadata=metadata, tags=actual.version_tags)]
+    materialization = dg.AssetMaterialization(key, metadata=metadata, tags=actual.version_tags)
+    return [*part_materializations(topology, actual), materialization]

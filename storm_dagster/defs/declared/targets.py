@@ -31,8 +31,8 @@ def merge_reports(events: Sequence[DagsterEvent]) -> dict[int, DagsterEvent]:
     """Index in ``events`` -> the event to store there, in their order.
 
     The reports that tasks made of one target are merged into the last one of them, so that a tick
-    stores one event for each table: ``rows`` and ``tasks`` are sums, ``newest_event_time`` is the
-    largest. Every other event stays as it is.
+    stores one event for each table: ``rows`` and ``tasks`` are sums, ``since`` is the first and
+    ``newest_event_time`` the last time. Every other event stays as it is.
     """
     merged: dict[int, DagsterEvent] = {}
     last_of_target: dict[tuple[str, ...], int] = {}
@@ -53,11 +53,16 @@ def merge_reports(events: Sequence[DagsterEvent]) -> dict[int, DagsterEvent]:
 def _sum_metadata(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata of two reports of one target, as that of one report."""
     merged = {**first, **second}
+    # The report is of several tasks.
+    merged.pop("task", None)
     for name in ("rows", "tasks"):
         merged[name] = int(first.get(name, 0)) + int(second.get(name, 0))
     times = [part["newest_event_time"] for part in (first, second) if "newest_event_time" in part]
     if times:
         merged["newest_event_time"] = max(times)
+    since = [part["since"] for part in (first, second) if "since" in part]
+    if since:
+        merged["since"] = min(since)
     return merged
 
 
