@@ -42,6 +42,11 @@ class Sink(Protocol):
 
     They are downstream of the bolt in the lineage of a declared topology.
     """
+    asset_metadata: Mapping[str, Mapping[str, str]] = {}
+    """Asset -> metadata, such as ``dagster/table_name`` and ``dagster/uri``.
+
+    ``{conf.key}`` in a value is filled in from the conf; ``{conf.key=text}`` has a default.
+    """
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect, and return the newest token that ``owner`` has written.
@@ -172,6 +177,10 @@ class SinkBolt(StatefulBolt):
         return {
             "topology.tick.tuple.freq.secs": cls.batch_secs / 2,
             "topology.component.assets": list(getattr(sink, "assets", ())),
+            "topology.component.asset.metadata": {
+                asset: dict(metadata)
+                for asset, metadata in getattr(sink, "asset_metadata", {}).items()
+            },
         }
 
     @classmethod

@@ -33,8 +33,13 @@ from storm_dagster.defs.declared.parts import (
 )
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
-from storm_dagster.defs.declared.targets import merge_reports, target_path, translated_target_key
-from storm_dagster.defs.declared.topology import DeclaredTopology
+from storm_dagster.defs.declared.targets import (
+    merge_reports,
+    target_path,
+    translated_event,
+    translated_target_key,
+)
+from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.dagster_events import DagsterEvent, target_key
@@ -250,6 +255,11 @@ def test_on_missing_below_each_place_requests_new_partitions(
     assert [asset.requested(60), asset.requested()] == [1, 0]
 
 
+def running(actual: RunningTopology) -> DeclaredSnapshot:
+    page = dg.MetadataValue.url("http://nimbus/topologies/shop")
+    return DeclaredSnapshot({}, actual, details={"page": page})
+
+
 def test_parts_and_topics_without_a_materialization_get_one(
     shop: DeclaredTopology, instance: dg.DagsterInstance
 ) -> None:
@@ -263,14 +273,16 @@ def test_parts_and_topics_without_a_materialization_get_one(
     defs = Below(shop, instance, SHOP, dg.AutomationCondition.eager()).defs
     parts = CompleteParts()
     with dg.build_sensor_context(instance=instance, definitions=defs) as context:
-        missing = parts.missing(context, shop, FIRST)
+        missing = parts.missing(context, shop, running(FIRST))
         assert {event.asset_key for event in missing} == {*part_keys(shop), topic}
         assert {(event.tags or {})["dagster/data_version"] for event in missing} == {"shop-1-1.v1"}
+        pages = {event.metadata["page"].value for event in missing}
+        assert pages == {"http://nimbus/topologies/shop"}
         for event in missing:
             instance.report_runless_asset_event(event)
-        assert parts.missing(context, shop, FIRST) == []
+        assert parts.missing(context, shop, running(FIRST)) == []
         # A new version says nothing of a topic.
-        assert parts.missing(context, shop, SECOND) == []
+        assert parts.missing(context, shop, running(SECOND)) == []
     # An asset that a run of this location makes is left to that run.
     reads_it = [
         spec.replace_attributes(deps=[made_here.key]) if spec.key == SPOUT else spec
@@ -278,7 +290,7 @@ def test_parts_and_topics_without_a_materialization_get_one(
     ]
     own = dg.Definitions.merge(defs, dg.Definitions(assets=[made_here]))
     with dg.build_sensor_context(instance=instance, definitions=own) as context:
-        assert CompleteParts().missing(context, replace(shop, specs=reads_it), FIRST) == []
+        assert CompleteParts().missing(context, replace(shop, specs=reads_it), running(FIRST)) == []
 
 
 def test_a_report_is_translated_and_reports_of_tasks_are_one(shop: DeclaredTopology) -> None:
@@ -288,6 +300,12 @@ def test_a_report_is_translated_and_reports_of_tasks_are_one(shop: DeclaredTopol
     assert translated_target_key(renamed, TABLE_REPORT) == dg.AssetKey(["mart", "orders"])
     assert translated_target_key(renamed, target_key("gone", "postgres/orders")) is None
     assert translated_target_key(renamed, ["lake", "clicks"]) is None
+    event = DagsterEvent.make("shop/table", "materialization", TABLE_REPORT)
+    translated = translated_event(renamed, event)
+    assert translated is not None and translated.asset == "mart/orders"
+    assert translated_event(replace(shop, targets={}), event) is None
+    clicks = DagsterEvent.make("shop/table", "materialization", "lake/clicks")
+    assert translated_event(shop, clicks) is clicks
 
     def report(task: int, rows: int, **more: Any) -> DagsterEvent:
         metadata = {

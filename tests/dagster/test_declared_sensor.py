@@ -350,6 +350,16 @@ def test_sensor_and_schedule_never_both_request_changed_code(
     assert not shop.tick(3600.0)[1].run_requests
 
 
+def test_runs_of_sensor_and_schedule_have_the_job_tags(shop: Shop) -> None:
+    shop.load(job_tags={"dagster-k8s/config": "{}", "team": "shop"})
+    request = shop.schedule("deploy_wc_schedule")
+    assert request.tags == {"dagster-k8s/config": "{}", "team": "shop", "storm/topology": "wc"}
+    shop.runs(version="older")
+    (request,) = list(shop.tick()[1].run_requests or [])
+    assert request.tags.items() > {"dagster-k8s/config": "{}", "team": "shop"}.items()
+    assert request.tags["storm/topology"] == "wc" and request.run_key
+
+
 def test_a_version_of_another_location_materializes_all_parts_once(shop: Shop) -> None:
     shop.runs(version="elsewhere")
     events, _ = shop.tick()

@@ -44,6 +44,8 @@ class OutboxEntry(Generic[H]):
     """(tuple whose ack waits, time at which it began to wait)."""
     without_tuple: bool = False
     """True if it was also reported without a tuple, so that no replay would report it."""
+    is_offered: bool = False
+    """True if it was offered, and does not count against the limit of its task."""
 
 
 @dataclass
@@ -97,6 +99,21 @@ class EventOutbox(Generic[H]):
             entry.without_tuple = True
         else:
             entry.holders.append((holder, now))
+        return True
+
+    def offer(self, task: int, event: DagsterEvent) -> bool:
+        """Add an event that may be dropped, and holds nothing back.
+
+        Return ``False`` if there is no room: while a task has as many events as may wait, or
+        another offered event for the same asset. Offered events do not count as waiting ones.
+        """
+        if self._counts.get(task, 0) >= MAX_EVENTS:
+            return False
+        for entry in self._waiting.values():
+            if entry.is_offered and entry.task == task and entry.event.key == event.key:
+                return False
+        entry = OutboxEntry[H](task, event, without_tuple=True, is_offered=True)
+        self._waiting[task, event.id] = entry
         return True
 
     def next_batch(self, now: float) -> list[DagsterEvent]:
@@ -171,6 +188,8 @@ class EventOutbox(Generic[H]):
 
     def _remove(self, entry: OutboxEntry[H]) -> None:
         del self._waiting[entry.task, entry.event.id]
+        if entry.is_offered:
+            return
         self._counts[entry.task] -= 1
         if not self._counts[entry.task]:
             del self._counts[entry.task]

@@ -6,12 +6,13 @@ it, or by the sensor if another code location deployed it. What a source reads i
 is materialized only if nothing has ever materialized it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 
 from storm_dagster.defs.declared.declaration import RunningTopology
-from storm_dagster.defs.declared.topology import DeclaredTopology
+from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology
 
 
 def part_keys(topology: DeclaredTopology) -> list[dg.AssetKey]:
@@ -31,17 +32,24 @@ def source_keys(topology: DeclaredTopology) -> list[dg.AssetKey]:
 
 
 def part_materializations(
-    topology: DeclaredTopology, actual: RunningTopology, keys: Iterable[dg.AssetKey] | None = None
+    topology: DeclaredTopology,
+    actual: RunningTopology,
+    keys: Iterable[dg.AssetKey] | None = None,
+    details: Mapping[str, Any] | None = None,
 ) -> list[dg.AssetMaterialization]:
     """Materializations of the parts, or of those with ``keys``.
 
-    They have the data version of the topology's own materialization.
+    They have the data version of the topology's own materialization, and the link to its page that
+    is among the ``details`` of a snapshot.
     """
+    metadata: dict[str, Any] = {"topology_id": actual.topology_id}
+    if details and "page" in details:
+        metadata["page"] = details["page"]
     return [
         dg.AssetMaterialization(
             key,
             description=f"deployed with {topology.name}",
-            metadata={"topology_id": actual.topology_id},
+            metadata=metadata,
             tags=actual.version_tags,
         )
         for key in (part_keys(topology) if keys is None else keys)
@@ -76,12 +84,15 @@ class CompleteParts:
         self,
         context: dg.SensorEvaluationContext,
         topology: DeclaredTopology,
-        actual: RunningTopology,
+        snapshot: DeclaredSnapshot,
     ) -> list[dg.AssetMaterialization]:
         """Materializations of the parts and sources that have none.
 
         An asset that a run of this code location materializes is left to that run.
         """
+        actual = snapshot.actual
+        if actual is None:
+            return []
         version = actual.data_version
         if self._versions.get(topology.name) == version:
             return []
@@ -90,7 +101,7 @@ class CompleteParts:
         missing = never_materialized(context.instance, keys)
         if not missing:
             self._versions[topology.name] = version
-        return part_materializations(topology, actual, missing)
+        return part_materializations(topology, actual, missing, snapshot.details)
 
 
 def _is_executable(context: dg.SensorEvaluationContext, key: dg.AssetKey) -> bool:

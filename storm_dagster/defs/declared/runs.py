@@ -193,7 +193,11 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
     name = topology.name
     key = topology.key
 
-    @dg.multi_asset(name=f"deploy_{topology.identifier}_op", specs=[topology.specs[0]])
+    @dg.multi_asset(
+        name=f"deploy_{topology.identifier}_op",
+        specs=[topology.specs[0]],
+        **topology.op.options(),
+    )
     def deploy(
         context: dg.AssetExecutionContext, config: DeployConfig
     ) -> Iterable[dg.MaterializeResult]:
@@ -233,7 +237,7 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
         remaining = differences(topology.declaration, described, actual)
         drift = [f"{part}: {text}" for part, text in remaining.items()]
         if newest != actual.data_version:
-            for event in part_materializations(topology, actual):
+            for event in part_materializations(topology, actual, details=snapshot.details):
                 context.log_event(event)
         yield dg.MaterializeResult(
             asset_key=key,
@@ -365,7 +369,7 @@ def _jobs(topology: DeclaredTopology) -> list[Any]:
     """The jobs `kill_NAME`, `submit_NAME` and `deploy_NAME`."""
     name = topology.name
     identifier = topology.identifier
-    tags = topology_tags(name)
+    tags = topology.run_tags
 
     def deploy_job(verb: str, config: DeployConfig, description: str) -> Any:
         return dg.define_asset_job(
@@ -400,7 +404,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
     """The configured schedules of the topology: deploy and rebalance."""
     name = topology.name
     settings = topology.schedule
-    tags = topology_tags(name)
+    tags = topology.run_tags
 
     def schedule(
         verb: str, cron: str, description: str, decide: Callable[..., dg.RunRequest | str]
@@ -427,7 +431,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
                 return dg.SkipReason(error.message)
             if isinstance(decision, str):
                 return dg.SkipReason(decision)
-            if run_under_way(context.instance, tags=tags):
+            if run_under_way(context.instance, tags=topology_tags(name)):
                 return dg.SkipReason(f"a run changes {name} already")
             return decision
 

@@ -119,7 +119,8 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
                     now,
                 )
                 if request is not None:
-                    requests.append(request)
+                    tags = {**topology.job_tags, **request.tags}
+                    requests.append(request.with_replaced_attrs(tags=tags))
             if problem:
                 summary.append(problem)
             else:
@@ -272,9 +273,10 @@ def _new_version(
         return []
     tags = topology_tags(topology.name)
     if newest_version(instance, key) == actual.data_version:
-        return complete_parts.missing(context, topology, actual)
+        return complete_parts.missing(context, topology, snapshot)
     if run_under_way(instance, tags=tags):
         return []
     metadata = {**snapshot.metadata, **snapshot.details}
     materialization = dg.AssetMaterialization(key, metadata=metadata, tags=actual.version_tags)
-    return [*part_materializations(topology, actual), materialization]
+    parts = part_materializations(topology, actual, details=snapshot.details)
+    return [*parts, materialization]

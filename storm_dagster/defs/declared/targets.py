@@ -12,7 +12,7 @@ import dagster as dg
 import msgspec
 
 from storm_dagster.defs.declared.topology import DeclaredTopology
-from storm_dagster.model.dagster_events import TARGET_PART, DagsterEvent, is_target_key
+from storm_dagster.model.dagster_events import DagsterEvent, is_target_key
 
 
 def translated_target_key(topology: DeclaredTopology, key: Sequence[str]) -> dg.AssetKey | None:
@@ -25,6 +25,20 @@ def translated_target_key(topology: DeclaredTopology, key: Sequence[str]) -> dg.
     if not is_target_key(key):
         return None
     return topology.targets.get(tuple(key[1:]))
+
+
+def translated_event(topology: DeclaredTopology, event: DagsterEvent) -> DagsterEvent | None:
+    """The event with the key of its asset in this code location.
+
+    Events under keys of users stay as they are. ``None`` for a report on a target that the
+    declaration no longer has: it is dropped.
+    """
+    if not is_target_key(event.key):
+        return event
+    key = translated_target_key(topology, event.key)
+    if key is None:
+        return None
+    return msgspec.structs.replace(event, key=tuple(key.path))
 
 
 def merge_reports(events: Sequence[DagsterEvent]) -> dict[int, DagsterEvent]:
@@ -69,6 +83,3 @@ def _sum_metadata(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
 def target_path(component: str, asset: str) -> tuple[str, ...]:
     """Key of a target among those of its topology: the component, then the parts of its asset."""
     return (component, *asset.split("/"))
-
-
-__all__ = ["TARGET_PART", "is_target_key", "merge_reports", "target_path", "translated_target_key"]

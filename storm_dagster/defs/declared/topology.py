@@ -24,6 +24,8 @@ from storm_dagster.defs.declared.declaration import (
     TargetDescription,
 )
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
+from storm_dagster.defs.declared.operation import OpAttributes
+from storm_dagster.defs.keys import topology_tags
 from storm_dagster.defs.metadata import MAX_LOGS, log_link
 from storm_dagster.defs.observe.sensors import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
@@ -88,6 +90,10 @@ class DeclaredTopology:
     nimbus: NimbusResource
     targets: Mapping[tuple[str, ...], dg.AssetKey] = field(default_factory=dict)
     """(Bolt, parts of the asset that it writes) -> key of the target's asset."""
+    op: OpAttributes = field(default_factory=OpAttributes)
+    """Settings of the op that deploys it."""
+    job_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the jobs and runs that change it."""
 
     @property
     def key(self) -> dg.AssetKey:
@@ -98,6 +104,11 @@ class DeclaredTopology:
     def name(self) -> str:
         """Name of the topology."""
         return self.declaration.name
+
+    @property
+    def run_tags(self) -> dict[str, str]:
+        """Tags of the runs of this topology alone: those of the YAML, and its name."""
+        return {**self.job_tags, **topology_tags(self.name)}
 
     @contextmanager
     def connect(

@@ -19,7 +19,7 @@ import msgspec
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.dataplane.event_outbox import EventOutbox, ReportResponse
 from storm_dagster.host.worker_spec import WorkerSpec
-from storm_dagster.model.dagster_events import DagsterEvent, is_target_key
+from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.security.settings import Security
 from storm_dagster.worker.dataplane.tree import LOST, Ledger
@@ -121,7 +121,7 @@ class EventDelivery:
     def offer(self, runner: EventTask, event: DagsterEvent) -> bool:
         """Add a sink's report on its table, which has no tuple; false if there is no room."""
         self._runners[runner.task_id] = runner
-        return self.outbox.add(runner.task_id, event, None, self._shared.clock())
+        return self.outbox.offer(runner.task_id, event)
 
     def run(self, now: float) -> bool:
         """Ack or fail the tuples of sent events, and send the next batch.
@@ -159,14 +159,14 @@ class EventDelivery:
             )
             self._report(self._runners[entry.task], error)
         for entry, reason in outcome.undefined:
-            if is_target_key(entry.event.key):
+            if entry.is_offered:
                 # A nimbus of the release before stores it in a Dagster without the table.
                 continue
             error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} {reason}")
             self._report(self._runners[entry.task], error)
         entries = self.outbox.entries()
         # No tuple waits for a sink's report on its table.
-        waiting = [entry for entry in entries if not is_target_key(entry.event.key)]
+        waiting = [entry for entry in entries if not entry.is_offered]
         if response.trouble is not None and waiting and not self._troubled:
             text = (
                 f"{len(waiting)} events wait for Dagster, and their tuples with them: "
@@ -187,7 +187,7 @@ class EventDelivery:
         is not an error: the next report makes the table new as well.
         """
         for entry in self.outbox.entries():
-            if entry.without_tuple and not is_target_key(entry.event.key):
+            if entry.without_tuple and not entry.is_offered:
                 error = Unavailable(
                     f"the {entry.event.kind} of {entry.event.asset!r} is lost: it has no tuple to "
                     "be replayed, and the worker ends"
