@@ -159,7 +159,8 @@ def test_a_translation_in_yaml_renames_and_annotates(folder: Folder) -> None:
     assert dep.asset_key == dg.AssetKey(["topologies", "shop", "table"])
     assert specs["topologies/shop"].group_name == "shop_topology"
     assert specs["topologies/shop/table"].owners == ["team:bolt"]
-    assert specs["topologies/shop/table"].tags == {"tier": "gold", "part": "table"}
+    tags = specs["topologies/shop/table"].tags
+    assert (tags["tier"], tags["part"]) == ("gold", "table")
 
 
 def test_the_op_has_a_pool_a_retry_policy_and_tags(folder: Folder) -> None:
