@@ -95,7 +95,7 @@ class TableReports:
             return
         self._period = period
         for asset in list(self._unreported):
-            self._settle(asset)
+            self._take_back(asset)
             if self._unreported[asset].rows and asset not in self._offers:
                 self._report(asset, now)
         if self._dropped:
@@ -107,7 +107,7 @@ class TableReports:
             return 0
         return (now + self._shift_ms) // self._interval_ms
 
-    def _settle(self, asset: str) -> None:
+    def _take_back(self, asset: str) -> None:
         """Take the rows of a report back that the worker has dropped."""
         offer = self._offers.get(asset)
         if offer is None or not offer.is_taken.done():
@@ -145,7 +145,7 @@ class TableReports:
 
 
 def _milliseconds(time: Any) -> int | None:
-    """An event time in milliseconds since 1970; ``None`` for a value that is no time."""
+    """An event time in milliseconds since 1970; ``None`` for a value that is not a time."""
     if isinstance(time, datetime):
         return round(time.timestamp() * 1000)
     if isinstance(time, int | float) and not isinstance(time, bool):

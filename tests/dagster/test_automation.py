@@ -203,7 +203,7 @@ def test_eager_below_each_place_is_requested_once_for_each_deploy(
 ) -> None:
     asset = below(place, dg.AutomationCondition.eager())
     assert asset.requested() == 0
-    # The control: what is only observed stays missing.
+    # The control: an asset with observations alone stays missing.
     asset.observed()
     assert [asset.requested(), asset.requested()] == [0, 0]
     asset.deployed(FIRST)
@@ -265,10 +265,11 @@ def test_parts_and_topics_without_a_materialization_get_one(
 ) -> None:
     """As after an upgrade: the release before materialized the topology alone."""
 
-    @dg.asset(key=["files", "in"])
+    topic = dg.AssetKey(["kafka", "orders"])
+
+    @dg.asset(key=topic)
     def made_here() -> None: ...
 
-    topic = dg.AssetKey(["kafka", "orders"])
     assert source_keys(shop) == [topic]
     defs = Below(shop, instance, SHOP, dg.AutomationCondition.eager()).defs
     parts = CompleteParts()
@@ -281,16 +282,22 @@ def test_parts_and_topics_without_a_materialization_get_one(
         for event in missing:
             instance.report_runless_asset_event(event)
         assert parts.missing(context, shop, running(FIRST)) == []
-        # A new version says nothing of a topic.
+        # A new version is not one of a topic.
         assert parts.missing(context, shop, running(SECOND)) == []
     # An asset that a run of this location makes is left to that run.
-    reads_it = [
-        spec.replace_attributes(deps=[made_here.key]) if spec.key == SPOUT else spec
+    own = dg.Definitions.merge(defs, dg.Definitions(assets=[made_here]))
+    with (
+        dg.DagsterInstance.ephemeral() as other,
+        dg.build_sensor_context(instance=other, definitions=own) as context,
+    ):
+        missing = CompleteParts().missing(context, shop, running(FIRST))
+        assert {event.asset_key for event in missing} == {*part_keys(shop)}
+    # So is one that a translator has given another key.
+    renamed = [
+        spec.replace_attributes(deps=[SHOP, "mine"]) if spec.key == SPOUT else spec
         for spec in shop.specs
     ]
-    own = dg.Definitions.merge(defs, dg.Definitions(assets=[made_here]))
-    with dg.build_sensor_context(instance=instance, definitions=own) as context:
-        assert CompleteParts().missing(context, replace(shop, specs=reads_it), running(FIRST)) == []
+    assert source_keys(replace(shop, specs=renamed)) == []
 
 
 def test_a_report_is_translated_and_reports_of_tasks_are_one(shop: DeclaredTopology) -> None:

@@ -102,7 +102,7 @@ class EventOutbox(Generic[H]):
         return True
 
     def offer(self, task: int, event: DagsterEvent) -> bool:
-        """Add an event that may be dropped, and holds nothing back.
+        """Add an event that may be dropped, and holds no tuple back.
 
         Return ``False`` if there is no room: while a task has as many events as may wait, or
         another offered event for the same asset. Offered events do not count as waiting ones.

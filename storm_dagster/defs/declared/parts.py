@@ -1,9 +1,9 @@
 """Materializations of the parts of a declared topology: components, targets, sources.
 
-Dagster counts an asset without a materialization as missing, and requests nothing below it. So each
+Dagster counts an asset without a materialization as missing, and requests no asset below it. So each
 deployed version materializes the parts together with the topology, once: in the run that deploys
-it, or by the sensor if another code location deployed it. What a source reads is not a part, and
-is materialized only if nothing has ever materialized it.
+it, or by the sensor if another code location deployed it. A topic or folder that a source reads is
+materialized only if it has no materialization yet.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +21,22 @@ def part_keys(topology: DeclaredTopology) -> list[dg.AssetKey]:
 
 
 def source_keys(topology: DeclaredTopology) -> list[dg.AssetKey]:
-    """Keys of the topics and folders that the spouts read."""
-    own_keys = {spec.key for spec in topology.specs}
+    """Keys of the topics and folders that the spouts read.
+
+    Without those that a translator has renamed or removed: another tool knows such an asset.
+    """
+    spec = topology.described.spec
+    if spec is None:
+        return []
+    upstream = {dep.asset_key for asset in topology.specs[1:] for dep in asset.deps}
     sources: dict[dg.AssetKey, None] = {}
-    for spec in topology.specs[1:]:
-        for dep in spec.deps:
-            if dep.asset_key not in own_keys:
-                sources[dep.asset_key] = None
+    for _, kind, part in spec.components():
+        if kind != "spout":
+            continue
+        for path in part.conf.get("topology.component.assets") or ():
+            key = dg.AssetKey(path.split("/"))
+            if key in upstream:
+                sources[key] = None
     return list(sources)
 
 
