@@ -40,12 +40,10 @@ class Sink(Protocol):
     assets: Sequence[str] = ()
     """Keys of the Dagster assets that it writes.
 
-    They are downstream of the bolt in the lineage of a declared topology.
-    """
-    asset_metadata: Mapping[str, Mapping[str, str]] = {}
-    """Asset -> metadata, such as ``dagster/table_name`` and ``dagster/uri``.
-
-    ``{conf.key}`` in a value is filled in from the conf; ``{conf.key=text}`` has a default.
+    They are downstream of the bolt in the lineage of a declared topology. A sink may also have
+    ``asset_metadata``: a map of asset to metadata, such as ``dagster/table_name`` and
+    ``dagster/uri``. ``{conf.key}`` in a value is filled in from the conf, and ``{conf.key=text}``
+    has a default.
     """
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:

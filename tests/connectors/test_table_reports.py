@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Topology, Tuple
-from storm_dagster.connectors import Row, SinkBolt
+from storm_dagster.connectors import Row, Sink, SinkBolt
 from storm_dagster.core.dataplane.event_outbox import MAX_EVENTS
 from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidTopology
@@ -19,8 +19,8 @@ from storm_rigs.components import InputSpout
 DECLARED = {"declared.code.version": "abc"}
 
 
-class NullSink:
-    assets = ("postgres/shop.orders", "files/orders")
+class NullSink(Sink):
+    assets = ["postgres/shop.orders", "files/orders"]
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         return None
