@@ -33,9 +33,10 @@ def topology_assets(
 
     The topology is first; it is alone if its target cannot be described. ``deps`` are keys of the
     assets that the topology depends on. ``common`` are attributes of all assets: group name, owners
-    and tags, ``target_freshness`` is the policy of what bolts write. Spouts depend on the topology, bolts on the components whose streams they read. The
-    conf key ``topology.component.assets`` names assets that a spout reads (more dependencies), or
-    that a bolt writes (each is one more asset, of kind ``target``).
+    and tags. ``target_freshness`` is the policy of the assets that bolts write. Spouts depend on
+    the topology, bolts on the components whose streams they read. The conf key
+    ``topology.component.assets`` names assets that a spout reads (more dependencies), or that a
+    bolt writes (each is one more asset, of kind ``target``).
     """
     name = declaration.name
     key = dg.AssetKey([*prefix, name])

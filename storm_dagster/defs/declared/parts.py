@@ -1,9 +1,9 @@
 """Materializations of the parts of a declared topology: components, targets, sources.
 
-Dagster counts an asset without a materialization as missing, and requests no asset below it. So each
-deployed version materializes the parts together with the topology, once: in the run that deploys
-it, or by the sensor if another code location deployed it. A topic or folder that a source reads is
-materialized only if it has no materialization yet.
+Dagster counts an asset without a materialization as missing, and requests no asset below it. So
+each deployed version materializes the parts together with the topology, once: in the run that
+deploys it, or by the sensor if another code location deployed it. A topic or folder that a source
+reads is materialized only if it has no materialization yet.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -264,7 +264,8 @@ def _new_version(
     """The materializations of a version that another code location deployed.
 
     They are those of the topology and of its parts. Of a version that is not new, they are those
-    of parts and sources without any. Empty unless all tasks run, and no run of the topology is under way.
+    of parts and sources without any. Empty unless all tasks run. A new version waits while a run
+    of the topology is under way.
     """
     actual = snapshot.actual
     instance = context.instance
