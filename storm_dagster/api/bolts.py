@@ -7,7 +7,7 @@ from typing_extensions import Unpack
 
 from storm_dagster.api.component import Component
 from storm_dagster.api.tuples import Tuple, TupleId
-from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.dagster_events import TARGET_PART, DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 
 
@@ -83,6 +83,11 @@ class DagsterReports:
         bolt = self._bolt
         source = f"{bolt.topology_name}/{bolt.component_name}"
         event = DagsterEvent.make(source, kind, key, **fields)
+        if event.key[0] == TARGET_PART:
+            raise InvalidRequest(
+                f"{kind} of asset {event.asset!r:.100}: keys that begin with {TARGET_PART} are "
+                "those of the reports of sinks: name the asset itself"
+            )
         bolt._bound().event(event, bolt._anchors(anchors))
 
 

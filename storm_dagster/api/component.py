@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol
 
 from storm_dagster.api.specs import Inputs, Outputs, Spec
@@ -72,6 +73,8 @@ class Collector(Protocol):
     def give_up(self, *letter: Any) -> bool: ...
 
     def event(self, event: DagsterEvent, anchors: Any) -> None: ...
+
+    def offer_event(self, event: DagsterEvent) -> Future[bool]: ...
 
     def joint(self, tups: Sequence[Any]) -> Any: ...
 

@@ -52,6 +52,7 @@ class FileSink:
         self._format = format
         self._prefix = prefix
         self.assets = assets_of("files", url)
+        self.asset_metadata = {self.assets[0]: {"dagster/uri": _uri(url)}}
         self._fs: Any = None
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
@@ -217,6 +218,13 @@ class FileSink:
                 self._fs.call_s3("abort_multipart_upload", **self._upload)
         if self._fs is not None and self._staging and self._fs.exists(self._staging):
             self._fs.rm(self._staging, recursive=True)
+
+
+def _uri(url: str) -> str:
+    """The URL of a folder; that of a path on this host begins with ``file://``."""
+    if "://" in url:
+        return url
+    return f"file://{os.path.abspath(url)}"
 
 
 def file_name_of(owner: str) -> str:

@@ -75,6 +75,8 @@ class KafkaSink:
         self._value = value
         self._prefix = prefix
         self.assets = assets_of("kafka", topic)
+        uri = f"kafka://{{{prefix}bootstrap.servers}}/{topic}"
+        self.asset_metadata = {self.assets[0]: {"dagster/uri": uri}}
         self._producer: Any = None
         self._group: Any = None
         """Consumer whose group keeps the token; ``None`` without an owner, and while closed."""

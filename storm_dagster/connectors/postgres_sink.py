@@ -81,6 +81,15 @@ class PostgresSink:
         self._table = table
         self._prefix = prefix
         self.assets = assets_of("postgres", table)
+        qualified = table if "." in table else f"public.{table}"
+        name = f"{{{prefix}dbname}}.{qualified}"
+        self.asset_metadata = {
+            self.assets[0]: {
+                "dagster/table_name": name,
+                "dagster/uri": f"postgres://{{{prefix}host}}:{{{prefix}port=5432}}/{name}",
+                "dagster/storage_kind": "postgres",
+            }
+        }
         self._key = [key] if isinstance(key, str) else list(key)
         """Columns of the key; empty: the default, see :meth:`_insert`."""
         self._db: Any = None

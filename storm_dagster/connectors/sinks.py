@@ -10,6 +10,7 @@ from storm_dagster.api.bolts import StatefulBolt
 from storm_dagster.api.specs import Outputs, Stream
 from storm_dagster.api.target_retries import REPORT_MS, TargetRetries
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.connectors.table_reports import TableReports
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart, Unavailable
 
 
@@ -39,7 +40,10 @@ class Sink(Protocol):
     assets: Sequence[str] = ()
     """Keys of the Dagster assets that it writes.
 
-    They are downstream of the bolt in the lineage of a declared topology.
+    They are downstream of the bolt in the lineage of a declared topology. A sink may also have
+    ``asset_metadata``: a map of asset to metadata, such as ``dagster/table_name`` and
+    ``dagster/uri``. ``{conf.key}`` in a value is filled in from the conf, and ``{conf.key=text}``
+    has a default.
     """
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
@@ -147,6 +151,11 @@ class SinkBolt(StatefulBolt):
     batch_rows: ClassVar[int] = 1000
     batch_bytes: ClassVar[int] = 4 << 20
     batch_secs: ClassVar[float] = 1.0
+    timestamp_field: ClassVar[str | None] = None
+    """Field of the inputs with the event time in milliseconds, for the reports to Dagster.
+
+    Its value may also be a ``datetime``.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -166,11 +175,15 @@ class SinkBolt(StatefulBolt):
         return {
             "topology.tick.tuple.freq.secs": cls.batch_secs / 2,
             "topology.component.assets": list(getattr(sink, "assets", ())),
+            "topology.component.asset.metadata": {
+                asset: dict(metadata)
+                for asset, metadata in getattr(sink, "asset_metadata", {}).items()
+            },
         }
 
     @classmethod
     def check_inputs(cls, owner: str, inputs: Mapping[tuple[str, str], Any]) -> None:
-        """Check that the class has a sink, and each input the fields of ``record_id``.
+        """Check that the class has a sink, and each input the fields that attributes name.
 
         Raises :class:`InvalidTopology` if not.
         """
@@ -178,13 +191,16 @@ class SinkBolt(StatefulBolt):
             raise InvalidTopology(
                 f"{owner}: {cls.__name__} has no sink: set sink = ... in its class"
             )
+        needed = [("record_id", name) for name in cls._id_fields()]
+        if cls.timestamp_field is not None:
+            needed.append(("timestamp_field", cls.timestamp_field))
         for (component, stream), spec in inputs.items():
-            missing = [name for name in cls._id_fields() if name not in spec.fields]
-            if missing:
-                raise InvalidTopology(
-                    f"{owner}: record_id is {missing[0]!r}, but {stream!r} of {component!r} has: "
-                    f"{', '.join(spec.fields)}"
-                )
+            for attribute, name in needed:
+                if name not in spec.fields:
+                    raise InvalidTopology(
+                        f"{owner}: {attribute} is {name!r}, but {stream!r} of {component!r} has: "
+                        f"{', '.join(spec.fields)}"
+                    )
 
     @classmethod
     def _id_fields(cls) -> list[str]:
@@ -223,6 +239,7 @@ class SinkBolt(StatefulBolt):
         """
         self._rejected_count = 0
         """Number of rejected rows since the task began, as the metric ``rows_rejected``."""
+        self._table_reports = TableReports(self)
         # The worker passes no tuple before _make_room() has connected.
         self._is_full = True
 
@@ -274,6 +291,7 @@ class SinkBolt(StatefulBolt):
         # 90 %: a tick that is a little early must not wait for the next one.
         elif self._entries and self.context.now_ms() - self._since >= self.batch_secs * 900:
             self._write_batch()
+        self._table_reports.report_if_due()
 
     def close(self) -> None:
         """Close the sink; tuples of unwritten rows are replayed."""
@@ -402,10 +420,17 @@ class SinkBolt(StatefulBolt):
         for _, tups in self._writing:
             written += tups
         self._bound().ack_all(written)
+        self._table_reports.count(len(self._writing), self._event_times())
         self._writing = []
         self._has_begun = False
         if self.exactly_once:
             self._sink_batches.save()
+
+    def _event_times(self) -> list[Any]:
+        """Event times of the rows of the written batch; empty without a field for them."""
+        if self.timestamp_field is None:
+            return []
+        return [self.named(tups[0]).get(self.timestamp_field) for _, tups in self._writing]
 
     def _reject(self, tups: list[Tuple], reason: str) -> None:
         """Emit a rejected row, if its stream is read, and ack its tuples; else fail them.

@@ -39,7 +39,9 @@ class StormAsset:
     topology: str | None = None
     """Name of its declared topology."""
     component: str | None = None
-    """Id of the spout or bolt."""
+    """Id of the spout or bolt; of a target, that of the bolt that writes it."""
+    target: str | None = None
+    """Asset that a bolt writes, as its sink names it: ``postgres/orders``."""
 
 
 class StormTranslator:

@@ -27,6 +27,22 @@ _LONE = re.compile("[\ud800-\udfff]")
 """Halves of characters, which UTF-8 cannot hold."""
 _MAX_DEPTH = 8
 """Levels of lists and maps in metadata."""
+TARGET_PART = "@target"
+"""First part of the key of a sink's report on its table; keys of users never begin with it.
+
+The next part is the component, the others are the asset that the component writes. The code
+location that declares the topology translates the key.
+"""
+
+
+def target_key(component: str, asset: str) -> list[str]:
+    """Key of a report of ``component`` on an asset that it writes, such as ``postgres/orders``."""
+    return [TARGET_PART, component, *asset.split("/")]
+
+
+def is_target_key(key: Sequence[str]) -> bool:
+    """True if the key is that of a sink's report, and not one of users."""
+    return len(key) > 2 and key[0] == TARGET_PART
 
 
 class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):

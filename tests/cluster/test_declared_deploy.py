@@ -171,6 +171,10 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     (old,) = set(shop.workers().values())
     assert shop.look() == ({}, [])
     first_id = cluster.show("wc")["id"]
+    # The run has materialized the components with the topology.
+    for component in ("lines", "split", "count"):
+        event = shop.instance.get_latest_materialization_event(dg.AssetKey([*KEY.path, component]))
+        assert event is not None and event.run_id, component
 
     # Changed code is shown, and upgraded worker by worker.
     shop.declare(NEWER, deploy="gray")

@@ -353,6 +353,35 @@ def test_sensor_and_schedule_never_both_request_changed_code(
     assert not shop.tick(3600.0)[1].run_requests
 
 
+def test_runs_of_sensor_and_schedule_have_the_job_tags(shop: Shop) -> None:
+    shop.load(job_tags={"dagster-k8s/config": "{}", "team": "shop"})
+    request = shop.schedule("deploy_wc_schedule")
+    assert request.tags == {"dagster-k8s/config": "{}", "team": "shop", "storm/topology": "wc"}
+    shop.runs(version="older")
+    (request,) = list(shop.tick()[1].run_requests or [])
+    assert request.tags.items() > {"dagster-k8s/config": "{}", "team": "shop"}.items()
+    assert request.tags["storm/topology"] == "wc" and request.run_key
+
+
+def test_a_version_of_another_location_materializes_all_parts_once(shop: Shop) -> None:
+    shop.runs(version="elsewhere")
+    events, _ = shop.tick()
+    versions = {
+        event.asset_key.to_user_string(): (event.tags or {})["dagster/data_version"]
+        for event in events
+        if isinstance(event, dg.AssetMaterialization)
+    }
+    assert versions.keys() == {
+        "topologies/wc",
+        "topologies/wc/lines",
+        "topologies/wc/split",
+        "topologies/wc/count",
+    }
+    assert len(set(versions.values())) == 1
+    later = [*shop.tick(70.0)[0], *shop.tick(700.0)[0]]
+    assert not [event for event in later if isinstance(event, dg.AssetMaterialization)]
+
+
 def test_deploys_of_one_version_are_one_and_other_versions_wait(shop: Shop) -> None:
     said: list[str] = []
     began, done = threading.Event(), threading.Event()

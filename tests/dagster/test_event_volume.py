@@ -9,8 +9,25 @@ import json
 import dagster as dg
 import pytest
 
+from storm_dagster.defs.declared.checks import (
+    FreshnessAttributes,
+    ScheduleAttributes,
+    TopologyAlerts,
+)
+from storm_dagster.defs.declared.declaration import (
+    Declaration,
+    LoadedFiles,
+    RunningTopology,
+    TargetDescription,
+)
+from storm_dagster.defs.declared.parts import part_materializations
+from storm_dagster.defs.declared.targets import merge_reports, translated_event
+from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.healing.memory import HealingMemory
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
+from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.resources.processes import NimbusResource
+from storm_dagster.model.dagster_events import DagsterEvent, target_key
 from storm_dagster.zk.sensor_memory import decode_memory, load_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster.dagster_results import shown, tick_sensor
@@ -99,3 +116,85 @@ def test_the_lifecycle_sensors_cursor_stays_small_with_many_names(
     # Two names may have one mark of four digits.
     assert 395 * 4 <= len(marks) <= 400 * 4
     assert len(tick.cursor) < 2_000
+
+
+def test_a_day_of_a_topology_with_three_sinks_stays_below_the_budget() -> None:
+    """A deploy in every hour, and the reports of sinks in every ten minutes."""
+    names = [f"component_with_a_long_name_{number}" for number in range(12)]
+    key = dg.AssetKey(["topologies", "a-topology-with-a-long-name"])
+    tables = {
+        (name, "postgres", f"warehouse.a_table_with_a_long_name_{name}"): dg.AssetKey(
+            [*key.path, name, "postgres", f"warehouse.a_table_with_a_long_name_{name}"]
+        )
+        for name in names[:3]
+    }
+    topology = declared_parts(key, {name: dg.AssetKey([*key.path, name]) for name in names}, tables)
+    events: list[dg.AssetMaterialization] = []
+    for hour in range(24):
+        actual = RunningTopology(f"{key.path[-1]}-{hour}-0123456789", "ACTIVE", 4, {}, "c" * 16)
+        events += part_materializations(topology, actual)
+        events += [report for _ in range(6) for report in day_reports(topology, actual)]
+    assert len(events) == 24 * (12 + 3) + 3 * 144
+    assert stored_bytes(events) < 1_500_000
+
+
+def day_reports(
+    topology: DeclaredTopology, actual: RunningTopology
+) -> list[dg.AssetMaterialization]:
+    """The events that one interval stores: two tasks of each of three sinks, merged by the tick."""
+    reports: list[DagsterEvent] = []
+    for component, *path in topology.targets:
+        for task in (123, 124):
+            metadata = {
+                "rows": 12_345_678,
+                "since": "2026-11-29T10:10:00.000+00:00",
+                "tasks": 1,
+                "task": task,
+                "newest_event_time": "2026-11-29T10:10:00.000+00:00",
+            }
+            reports.append(
+                DagsterEvent.make(
+                    f"{topology.name}/{component}",
+                    "materialization",
+                    target_key(component, "/".join(path)),
+                    metadata=metadata,
+                )
+            )
+    stored: list[dg.AssetMaterialization] = []
+    for event in merge_reports(reports).values():
+        translated = translated_event(topology, event)
+        assert translated is not None
+        metadata = {
+            **translated.metadata,
+            "storm/topology": actual.topology_id,
+            "storm/event": translated.id,
+        }
+        stored.append(dg.AssetMaterialization(list(translated.key), metadata=metadata))
+    return stored
+
+
+def declared_parts(
+    key: dg.AssetKey,
+    components: dict[str, dg.AssetKey],
+    targets: dict[tuple[str, ...], dg.AssetKey],
+) -> DeclaredTopology:
+    """A declared topology of which only the keys matter."""
+    declaration = Declaration(key.path[-1], "x.py")
+    described = TargetDescription()
+    return DeclaredTopology(
+        declaration=declaration,
+        described=described,
+        files=LoadedFiles(declaration, described),
+        identifier="x",
+        specs=[dg.AssetSpec(key)],
+        components=components,
+        targets=targets,
+        policy="manual",
+        batch={},
+        alerts=TopologyAlerts(),
+        freshness=FreshnessAttributes(),
+        schedule=ScheduleAttributes(),
+        zookeeper=ZooKeeperResource(),
+        blobstore=BlobStoreResource(),
+        nimbus=NimbusResource(),
+    )

@@ -2,8 +2,8 @@
 
 ``python`` blocks of one page run in order in one process and one folder; a block whose first line
 is ``# name.py`` is a file there, which later blocks import. ``yaml`` blocks say on their first line
-what they are. ``console`` blocks name verbs and options that exist. What stands after ``<!-- not
-run: why -->`` is compiled only.
+what they are; those in a folder of definitions are files of the page's project. ``console`` blocks
+name verbs and options that exist. What stands after ``<!-- not run: why -->`` is compiled only.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ PYTHON_PAGES = [
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
 def test_python_runs(page: Path, tmp_path: Path) -> None:
     script = ["import sys", "sys.path.insert(0, '.')"]
+    _write_project(page, tmp_path)
     for number, snippet in enumerate(
         item for item in snippets_of(page) if item.language == "python"
     ):
@@ -95,6 +96,27 @@ def test_python_runs(page: Path, tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def _write_project(page: Path, root: Path) -> None:
+    """Write the ``yaml`` files in folders of definitions, and a `pyproject.toml` for them."""
+    for snippet in snippets_of(page):
+        name = snippet.file_name
+        if snippet.language != "yaml" or name is None or "/defs/" not in name:
+            continue
+        package = name.partition("/")[0]
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(snippet.code, encoding="utf-8")
+        for folder in (package, f"{package}/defs"):
+            (root / folder / "__init__.py").touch()
+        lines = [
+            "[tool.dg]",
+            'directory_type = "project"',
+            "[tool.dg.project]",
+            f'root_module = "{package}"',
+        ]
+        (root / "pyproject.toml").write_text("\n".join(lines), encoding="utf-8")
 
 
 def _commands() -> list[tuple[str, str]]:

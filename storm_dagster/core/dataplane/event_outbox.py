@@ -59,6 +59,8 @@ class OutboxEntry(Generic[H]):
     """True if it was also reported without a tuple, so that no replay would report it."""
     size: int = 0
     """Bytes of the event as JSON."""
+    is_offered: bool = False
+    """True if it was offered, and does not count against the limit of its task."""
 
 
 @dataclass
@@ -117,6 +119,22 @@ class EventOutbox(Generic[H]):
     def count(self, task: int) -> int:
         """Number of the events of a task that wait."""
         return self._counts.get(task, 0)
+
+    def offer(self, task: int, event: DagsterEvent) -> bool:
+        """Add an event that may be dropped, and holds no tuple back.
+
+        Return ``False`` if there is no room: while a task takes no tuples for its events, or
+        another offered event for the same asset. Offered events do not count as waiting ones.
+        """
+        if self._counts.get(task, 0) >= FULL_EVENTS:
+            return False
+        for entry in self._waiting.values():
+            if entry.is_offered and entry.task == task and entry.event.key == event.key:
+                return False
+        size = len(msgspec.json.encode(event))
+        entry = OutboxEntry[H](task, event, without_tuple=True, size=size, is_offered=True)
+        self._waiting[task, event.id] = entry
+        return True
 
     def next_batch(self, now: float) -> list[OutboxEntry[H]]:
         """The oldest events, each once; none during a pause or a batch in flight.
@@ -204,6 +222,8 @@ class EventOutbox(Generic[H]):
 
     def _remove(self, entry: OutboxEntry[H]) -> None:
         del self._waiting[entry.task, entry.event.id]
+        if entry.is_offered:
+            return
         self._counts[entry.task] -= 1
         if not self._counts[entry.task]:
             del self._counts[entry.task]

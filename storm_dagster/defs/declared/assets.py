@@ -9,6 +9,7 @@ from typing import Any, Literal
 import dagster as dg
 
 from storm_dagster.defs.declared.declaration import Declaration, TargetDescription, edges
+from storm_dagster.defs.declared.storage import fill_templates
 from storm_dagster.defs.metadata import components_table, table
 from storm_dagster.defs.translator import StormAsset
 from storm_dagster.model.conf import mask
@@ -25,15 +26,17 @@ def topology_assets(
     kinds: Sequence[str],
     deps: Sequence[str],
     automation_condition: dg.AutomationCondition | None,
+    target_freshness: dg.FreshnessPolicy | None = None,
     **common: Any,
 ) -> list[StormAsset]:
     """The assets of the topology, and of its components.
 
     The topology is first; it is alone if its target cannot be described. ``deps`` are keys of the
     assets that the topology depends on. ``common`` are attributes of all assets: group name, owners
-    and tags. Spouts depend on the topology, bolts on the components whose streams they read. The
-    conf key ``topology.component.assets`` names assets that a spout reads (more dependencies), or
-    that a bolt writes (each is one more asset, of kind ``target``).
+    and tags. ``target_freshness`` is the policy of the assets that bolts write. Spouts depend on
+    the topology, bolts on the components whose streams they read. The conf key
+    ``topology.component.assets`` names assets that a spout reads (more dependencies), or that a
+    bolt writes (each is one more asset, of kind ``target``).
     """
     name = declaration.name
     key = dg.AssetKey([*prefix, name])
@@ -66,6 +69,9 @@ def topology_assets(
         assets += _component_assets(
             declaration, described, key, component, kind, part, inputs_of[component], common
         )
+        if kind == "bolt":
+            conf = {**described.spec.conf, **declaration.conf, **part.conf}
+            assets += _target_assets(name, key, component, conf, target_freshness, common)
     return assets
 
 
@@ -79,7 +85,7 @@ def _component_assets(
     inputs: Sequence[tuple[str, str, str]],
     common: Mapping[str, Any],
 ) -> list[StormAsset]:
-    """The asset of one component, then those that it writes.
+    """The asset of one component.
 
     ``inputs`` are (source component, stream, grouping in words).
     """
@@ -104,12 +110,7 @@ def _component_assets(
         },
         **common,
     )
-    assets = [StormAsset(kind, spec, topology=name, component=component)]
-    if kind == "bolt":
-        for external_key in external_keys:
-            target = _target_spec(name, component, component_key, external_key, common)
-            assets.append(StormAsset("target", target, topology=name))
-    return assets
+    return [StormAsset(kind, spec, topology=name, component=component)]
 
 
 def _declaration_metadata(declaration: Declaration) -> dict[str, Any]:
@@ -127,24 +128,34 @@ def _declaration_metadata(declaration: Declaration) -> dict[str, Any]:
     }
 
 
-def _target_spec(
+def _target_assets(
     topology: str,
+    topology_key: dg.AssetKey,
     bolt: str,
-    bolt_key: dg.AssetKey,
-    external_key: dg.AssetKey,
+    conf: Mapping[str, Any],
+    freshness: dg.FreshnessPolicy | None,
     common: Mapping[str, Any],
-) -> dg.AssetSpec:
-    """The asset that a bolt writes.
+) -> list[StormAsset]:
+    """The assets that a bolt writes, by its ``conf``.
 
-    Its key is below the bolt's, because other writers may exist, or another asset for it.
+    Their keys are below the bolt's, because other writers may exist, or another asset for them.
     """
-    return dg.AssetSpec(
-        key=dg.AssetKey([*bolt_key.path, *external_key.path]),
-        deps=[bolt_key],
-        description=f"{external_key.to_user_string()}, written by {bolt} of topology {topology}.",
-        kinds={"storm", external_key.path[0]},
-        **common,
-    )
+    bolt_key = dg.AssetKey([*topology_key.path, bolt])
+    metadata = conf.get("topology.component.asset.metadata") or {}
+    assets: list[StormAsset] = []
+    for path in conf.get("topology.component.assets") or ():
+        parts = path.split("/")
+        spec = dg.AssetSpec(
+            key=dg.AssetKey([*bolt_key.path, *parts]),
+            deps=[bolt_key],
+            description=f"{path}, written by {bolt} of topology {topology}.",
+            kinds={"storm", parts[0]},
+            metadata=fill_templates(metadata.get(path) or {}, conf),
+            freshness_policy=freshness,
+            **common,
+        )
+        assets.append(StormAsset("target", spec, topology, bolt, path))
+    return assets
 
 
 def _code(part: ComponentSpec) -> str:

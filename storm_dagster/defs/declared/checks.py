@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import dagster as dg
@@ -17,6 +17,7 @@ from storm_dagster.defs.declared.declaration import (
 )
 from storm_dagster.defs.keys import catalog, catalog_field
 from storm_dagster.defs.metadata import table
+from storm_dagster.model.errors import InvalidRequest
 
 
 class _Strict(dg.Model, dg.Resolvable):
@@ -49,10 +50,43 @@ class GrayAttributes(_Strict):
 
 
 class FreshnessAttributes(_Strict):
-    """Limits of the check `fresh`: minutes since all tasks were last seen running."""
+    """Limits of the check `fresh`, and of the freshness policy of the tables.
+
+    The check is about minutes since all tasks were last seen running, the policy about minutes
+    since a sink last reported rows.
+    """
 
     warn_minutes: int = catalog_field("freshness.warn_minutes", default=10, ge=6)
     fail_minutes: int = catalog_field("freshness.fail_minutes", default=20, ge=7)
+    tables_warn_minutes: int | None = catalog_field(
+        "freshness.tables_warn_minutes", default=None, ge=1
+    )
+    tables_fail_minutes: int | None = catalog_field(
+        "freshness.tables_fail_minutes", default=None, ge=2
+    )
+
+    def tables_policy(self) -> dg.FreshnessPolicy | None:
+        """Freshness policy of the tables; ``None`` without a limit.
+
+        :class:`InvalidRequest` for limits that exclude each other.
+        """
+        warn = self.tables_warn_minutes
+        fail = self.tables_fail_minutes
+        if fail is None:
+            if warn is not None:
+                raise InvalidRequest(
+                    "freshness has tables_warn_minutes without tables_fail_minutes: set both"
+                )
+            return None
+        if warn is not None and warn >= fail:
+            raise InvalidRequest(
+                f"freshness has tables_warn_minutes {warn} and tables_fail_minutes {fail}: "
+                "the first must be smaller"
+            )
+        return dg.FreshnessPolicy.time_window(
+            fail_window=timedelta(minutes=fail),
+            warn_window=None if warn is None else timedelta(minutes=warn),
+        )
 
 
 LAST_UPDATED = "dagster/last_updated_timestamp"

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 import dagster as dg
 from dagster.components import ComponentTypeSpec, Scaffolder, ScaffoldRequest, scaffold_with
 from dagster.components.component_scaffolding import scaffold_component
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import ConfigDict, Field
 
 from storm_dagster.defs.declared.assets import topology_assets
@@ -32,9 +33,11 @@ from storm_dagster.defs.declared.checks import (
     TopologyAlerts,
 )
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
+from storm_dagster.defs.declared.operation import OpAttributes, encode_tags
 from storm_dagster.defs.declared.owner import declared_owner, definitions_module
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
+from storm_dagster.defs.declared.targets import target_path
 from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.keys import OWNER, catalog_field
 from storm_dagster.defs.observe.history import DECLARED, remember_own
@@ -100,6 +103,16 @@ class StormTopologyScaffolder(Scaffolder):
         )
 
 
+def _translation_variables(asset: StormAsset) -> dict[str, Any]:
+    """Variables of the YAML's ``translation``, beside ``spec``."""
+    return {
+        "kind": asset.kind,
+        "topology": asset.topology,
+        "component": asset.component,
+        "target": asset.target,
+    }
+
+
 @scaffold_with(StormTopologyScaffolder)
 class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     """A declared topology.
@@ -147,6 +160,11 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     automation_condition: Annotated[
         dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)
     ] = catalog_field("topology.automation_condition", default=None)
+    op: OpAttributes = catalog_field("topology.op", default=OpAttributes())
+    job_tags: dict[str, Any] = catalog_field("topology.job_tags", default={})
+    translation: Annotated[
+        TranslationFn[StormAsset] | None, TranslationFnResolver[StormAsset](_translation_variables)
+    ] = catalog_field("topology.translation", default=None)
     own_jobs: bool | None = Field(
         default=None,
         description="True to add the jobs submit_NAME, deploy_NAME and kill_NAME. "
@@ -171,8 +189,14 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         return StormTranslator()
 
     def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec:
-        """The spec of one asset of the topology. Override it, or :meth:`get_translator`."""
-        return self.get_translator().get_asset_spec(asset)
+        """The spec of one asset of the topology. Override it, or :meth:`get_translator`.
+
+        The YAML's ``translation`` applies to the result of the translator.
+        """
+        spec = self.get_translator().get_asset_spec(asset)
+        if self.translation is None:
+            return spec
+        return self.translation(spec, asset)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """The definitions of the topology, and those that the project's topologies share.
@@ -201,6 +225,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             kinds=self.kinds,
             deps=self.deps,
             automation_condition=self.automation_condition,
+            target_freshness=self.freshness.tables_policy(),
         )
         translation = translate(self, assets)
         cluster: dict[str, Any] = {"home": self.home, "conf_dir": self.conf_dir}
@@ -214,7 +239,12 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             components={
                 asset.component: translation.key(asset.spec.key)
                 for asset in assets
-                if asset.component
+                if asset.component and asset.target is None
+            },
+            targets={
+                target_path(asset.component, asset.target): translation.key(asset.spec.key)
+                for asset in assets
+                if asset.component and asset.target is not None
             },
             policy=self.deploy,
             batch=self.gray.model_dump(exclude_none=True),
@@ -225,6 +255,8 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             blobstore=BlobStoreResource(**cluster),
             nimbus=NimbusResource(**cluster),
             schedule_status=dg.DefaultScheduleStatus(self.default_status),
+            op=self.op,
+            job_tags=encode_tags(self.job_tags),
         )
         topologies[self.name] = topology
         own_jobs = self.own_jobs

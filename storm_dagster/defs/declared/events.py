@@ -26,10 +26,11 @@ from storm_dagster.defs.declared.reports import (
     reports_result,
     stored_undefined,
 )
+from storm_dagster.defs.declared.targets import merge_reports, translated_event
 from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.sensors import digest, read_cursor
-from storm_dagster.model.dagster_events import decode_event
+from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.event_log import EventLogSummary
 from storm_dagster.model.multimap import multimap
@@ -334,12 +335,7 @@ class EventTick:
         page = nimbus.get(f"/v1/topologies/{name}/events", **options)
         if page["log"] is None or not page["events"]:
             return
-        number_of_reason: dict[tuple[str, int | None], str] = {}
-        for document in page["events"]:
-            reason = self._take(document, problems)
-            if reason is not None:
-                # One error of a task for each reason: a cursor is small.
-                number_of_reason[reason, document.get("task")] = str(document["number"])
+        number_of_reason = self._take_page(topology, page["events"], problems)
         newest = list(number_of_reason.items())[-_MAX_PROBLEMS:]
         undefined = {number: reason for (reason, _), number in newest}
         self.pulled += len(page["events"])
@@ -347,13 +343,53 @@ class EventTick:
         last = page["events"][-1]["number"]
         cursors[name] = LogCursor(page["log"], last, undefined)
 
-    def _take(self, document: Mapping[str, Any], problems: _Problems) -> str | None:
-        """Take one event for Dagster; the reason if nothing in the location shows it."""
+    def _take_page(
+        self,
+        topology: DeclaredTopology,
+        documents: Sequence[Mapping[str, Any]],
+        problems: _Problems,
+    ) -> dict[tuple[str, int | None], str]:
+        """Take the events of a page for Dagster.
+
+        (Reason, task) -> number of the newest event that nothing in the location shows for that
+        reason: a cursor is small, so that each reason is one error of a task.
+        """
+        numbers: dict[tuple[str, int | None], str] = {}
+        taken: list[Mapping[str, Any]] = []
+        events: list[DagsterEvent] = []
+        for document in documents:
+            try:
+                events.append(decode_event(document["event"]))
+            except Exception as error:
+                # Whatever is wrong with one event must not block those behind it.
+                reason = f"Dagster does not accept the event: {error}"[:1000]
+                numbers[reason, document.get("task")] = str(document["number"])
+            else:
+                taken.append(document)
+        for index, event in merge_reports(events).items():
+            document = taken[index]
+            reason = self._take(topology, event, str(document["topology"]), problems)
+            if reason is not None:
+                numbers[reason, document.get("task")] = str(document["number"])
+        return numbers
+
+    def _take(
+        self,
+        topology: DeclaredTopology,
+        reported: DagsterEvent,
+        topology_id: str,
+        problems: _Problems,
+    ) -> str | None:
+        """Take one event for Dagster; the reason if nothing in the location shows it.
+
+        A sink's report on a table that the declaration no longer has is dropped.
+        """
+        event = translated_event(topology, reported)
+        if event is None:
+            return None
         try:
-            event = decode_event(document["event"])
-            event_for_dagster = asset_event(event, str(document["topology"]))
+            event_for_dagster = asset_event(event, topology_id)
         except Exception as error:
-            # Whatever is wrong with one event must not block those behind it.
             return f"Dagster does not accept the event: {error}"[:1000]
         if not self._stores:
             self.events.append(event_for_dagster)

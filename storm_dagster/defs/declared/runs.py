@@ -26,6 +26,7 @@ from storm_dagster.defs.declared.deploy import (
     read_actual,
 )
 from storm_dagster.defs.declared.owner import ownership_problem
+from storm_dagster.defs.declared.parts import part_materializations
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.keys import catalog_field, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
@@ -195,7 +196,11 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
     name = topology.name
     key = topology.key
 
-    @dg.multi_asset(name=f"deploy_{topology.identifier}_op", specs=[topology.specs[0]])
+    @dg.multi_asset(
+        name=f"deploy_{topology.identifier}_op",
+        specs=[topology.specs[0]],
+        **topology.op.options(),
+    )
     def deploy(
         context: dg.AssetExecutionContext, config: DeployConfig
     ) -> Iterable[dg.MaterializeResult]:
@@ -237,6 +242,9 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
             return
         remaining = differences(topology.declaration, described, actual)
         drift = [f"{part}: {text}" for part, text in remaining.items()]
+        if newest != actual.data_version:
+            for event in part_materializations(topology, actual, details=snapshot.details):
+                context.log_event(event)
         yield dg.MaterializeResult(
             asset_key=key,
             metadata={
@@ -384,7 +392,7 @@ def _jobs(topology: DeclaredTopology) -> list[Any]:
     """The jobs `kill_NAME`, `submit_NAME` and `deploy_NAME`."""
     name = topology.name
     identifier = topology.identifier
-    tags = topology_tags(name)
+    tags = topology.run_tags
 
     def deploy_job(verb: str, config: DeployConfig, description: str) -> Any:
         return dg.define_asset_job(
@@ -419,7 +427,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
     """The configured schedules of the topology: deploy and rebalance."""
     name = topology.name
     settings = topology.schedule
-    tags = topology_tags(name)
+    tags = topology.run_tags
 
     def schedule(
         verb: str, cron: str, description: str, decide: Callable[..., dg.RunRequest | str]
@@ -446,7 +454,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
                 return dg.SkipReason(error.message)
             if isinstance(decision, str):
                 return dg.SkipReason(decision)
-            if run_under_way(context.instance, tags=tags):
+            if run_under_way(context.instance, tags=topology_tags(name)):
                 return dg.SkipReason(f"a run changes {name} already")
             return decision
 

@@ -16,6 +16,7 @@ import dagster as dg
 from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness
 from storm_dagster.defs.declared.events import cluster_key, events_sensor
 from storm_dagster.defs.declared.owner import ownership_problem
+from storm_dagster.defs.declared.parts import CompleteParts, part_materializations
 from storm_dagster.defs.declared.runs import (
     DEPLOY_JOB,
     DEPLOY_TAG,
@@ -78,6 +79,7 @@ def _sensor(
     topologies: Mapping[str, DeclaredTopology], default_status: dg.DefaultSensorStatus
 ) -> dg.SensorDefinition:
     """The sensor of the ``topologies``, which it reads in each tick."""
+    complete_parts = CompleteParts()
 
     @dg.sensor(
         name="declared_topologies_sensor",
@@ -114,7 +116,7 @@ def _sensor(
                     for result in snapshot.check_results.values()
                     if not result.passed
                 ]
-                events += _new_version(instance, topology, snapshot)
+                events += _new_version(context, topology, snapshot, complete_parts)
                 if topology.policy == "manual" or topology.files.changed():
                     # A run would load the newer files, and the difference from the loaded ones
                     # would stay.
@@ -128,7 +130,8 @@ def _sensor(
                     now,
                 )
                 if request is not None:
-                    requests.append(request)
+                    tags = {**topology.job_tags, **request.tags}
+                    requests.append(request.with_replaced_attrs(tags=tags))
             if problem:
                 summary.append(problem)
             else:
@@ -260,14 +263,20 @@ def _state_digest(snapshot: DeclaredSnapshot, results: Mapping[str, dg.AssetChec
 
 
 def _new_version(
-    instance: dg.DagsterInstance, topology: DeclaredTopology, snapshot: DeclaredSnapshot
+    context: dg.SensorEvaluationContext,
+    topology: DeclaredTopology,
+    snapshot: DeclaredSnapshot,
+    complete_parts: CompleteParts,
 ) -> list[dg.AssetMaterialization]:
-    """The materialization of a version that a run of another instance deployed.
+    """The materializations of a version that a run of another instance deployed.
 
-    Empty unless all tasks run, no run of the topology is under way, and the version is new. The
-    versions of another owner are not those of this declaration.
+    They are those of the topology and of its parts. Of a version that is not new, they are those
+    of parts and sources without any. Empty unless all tasks run, and for the versions of another
+    owner, which are not those of this declaration. A new version waits while a run of the topology
+    is under way.
     """
     actual = snapshot.actual
+    instance = context.instance
     key = topology.key
     if actual is not None:
         owner = topology.declaration.owner
@@ -276,7 +285,11 @@ def _new_version(
     if actual is None or not snapshot.runs or actual.status not in ("ACTIVE", "INACTIVE"):
         return []
     tags = topology_tags(topology.name)
-    if newest_version(instance, key) == actual.data_version or run_under_way(instance, tags=tags):
+    if newest_version(instance, key) == actual.data_version:
+        return complete_parts.missing(context, topology, snapshot)
+    if run_under_way(instance, tags=tags):
         return []
     metadata = {**snapshot.metadata, **snapshot.details}
-    return [dg.AssetMaterialization(key, metadata=metadata, tags=actual.version_tags)]
+    materialization = dg.AssetMaterialization(key, metadata=metadata, tags=actual.version_tags)
+    parts = part_materializations(topology, actual, details=snapshot.details)
+    return [*parts, materialization]

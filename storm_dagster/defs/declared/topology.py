@@ -24,12 +24,14 @@ from storm_dagster.defs.declared.declaration import (
     TargetDescription,
 )
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
+from storm_dagster.defs.declared.operation import OpAttributes
 from storm_dagster.defs.declared.owner import ownership_problem
 from storm_dagster.defs.declared.reports import (
     REPORTS_CHECK,
     reports_result,
     stored_undefined,
 )
+from storm_dagster.defs.keys import topology_tags
 from storm_dagster.defs.metadata import MAX_LOGS, log_link
 from storm_dagster.defs.observe.sensors import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
@@ -94,6 +96,12 @@ class DeclaredTopology:
     nimbus: NimbusResource
     schedule_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.RUNNING
     """Status of its schedules until a user starts or stops them."""
+    targets: Mapping[tuple[str, ...], dg.AssetKey] = field(default_factory=dict)
+    """(Bolt, parts of the asset that it writes) -> key of the target's asset."""
+    op: OpAttributes = field(default_factory=OpAttributes)
+    """Settings of the op that deploys it."""
+    job_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the jobs and runs that change it."""
 
     @property
     def key(self) -> dg.AssetKey:
@@ -104,6 +112,11 @@ class DeclaredTopology:
     def name(self) -> str:
         """Name of the topology."""
         return self.declaration.name
+
+    @property
+    def run_tags(self) -> dict[str, str]:
+        """Tags of the runs of this topology alone: those of the YAML, and its name."""
+        return {**self.job_tags, **topology_tags(self.name)}
 
     @contextmanager
     def connect(

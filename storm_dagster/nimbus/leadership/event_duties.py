@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from storm_dagster.core import event_log as rules
 from storm_dagster.host.waiting import Backoff
+from storm_dagster.model.dagster_events import is_target_key
 from storm_dagster.model.errors import (
     Fenced,
     InvalidRequest,
@@ -156,6 +157,10 @@ class LeaderEvents(LeaderRounds):
         for taken in events:
             if number is not None and time.monotonic() > deadline:
                 break
+            if is_target_key(taken.event.key):
+                # A sink's report is for the location that declares the topology: none does now.
+                number = taken.number
+                continue
             origin = {"storm/topology": taken.topology, "storm/event": taken.event.id}
             try:
                 self._nimbus.dagster.report_event(taken.event, origin)

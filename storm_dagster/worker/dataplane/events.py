@@ -149,6 +149,11 @@ class EventDelivery:
         )
         self._report(runner, error)
 
+    def offer(self, runner: EventTask, event: DagsterEvent) -> bool:
+        """Add a sink's report on its table, which has no tuple; false if there is no room."""
+        self._runners[runner.task_id] = runner
+        return self.outbox.offer(runner.task_id, event)
+
     def run(self, now: float) -> bool:
         """Ack or fail the tuples of sent events, and send the next batch.
 
@@ -198,9 +203,14 @@ class EventDelivery:
             )
             self._report(self._runners[entry.task], error)
         for entry, reason in outcome.undefined:
+            if entry.is_offered:
+                # A nimbus of the release before stores it in a Dagster without the table.
+                continue
             error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} {reason}")
             self._report(self._runners[entry.task], error)
-        waiting = self.outbox.entries()
+        entries = self.outbox.entries()
+        # No tuple waits for a sink's report on its table.
+        waiting = [entry for entry in entries if not entry.is_offered]
         if response.trouble is not None and waiting and not self._troubled:
             text = (
                 f"{len(waiting)} events wait to be taken by the cluster, and their tuples with "
@@ -222,10 +232,11 @@ class EventDelivery:
     def drop(self) -> None:
         """Report the events that are lost when the worker ends: those without a tuple.
 
-        Any other comes once more, when its tuple is replayed.
+        Any other comes once more, when its tuple is replayed. A lost report of a sink on its table
+        is not an error: the next report makes the table new as well.
         """
         for entry in self.outbox.entries():
-            if entry.without_tuple:
+            if entry.without_tuple and not entry.is_offered:
                 error = Unavailable(
                     f"the {entry.event.kind} of {entry.event.asset!r} is lost: it has no tuple to "
                     "be replayed, and the worker ends"

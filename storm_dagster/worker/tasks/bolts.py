@@ -3,12 +3,14 @@
 import logging
 import time
 from collections import Counter
+from concurrent.futures import Future
 from operator import attrgetter
 from threading import Thread
 from typing import Any
 
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.tuples import Tuple, TupleId
+from storm_dagster.host.futures import fulfill
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
@@ -514,6 +516,17 @@ class BaseCollector:
 
     def count_batch(self, rows: int, nanos: int) -> None:
         self._runner.call_in_loop(lambda: self._runner.stats.count_batch(rows, nanos))
+
+    def offer_event(self, event: DagsterEvent) -> Future[bool]:
+        """Send an event without a tuple, if the worker has room for it.
+
+        The result is false if it has none. It is never set if the task closes before.
+        """
+        is_taken: Future[bool] = Future()
+        runner = self._runner
+        events = runner.shared.events
+        runner.call_in_loop(lambda: fulfill(is_taken, lambda: events.offer(runner, event)))
+        return is_taken
 
 
 class BoltCollector(BaseCollector):

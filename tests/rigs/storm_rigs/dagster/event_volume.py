@@ -154,6 +154,9 @@ def stored_bytes(events: Sequence[AssetEvent]) -> int:
         event.asset_check_key for event in events if isinstance(event, dg.AssetCheckEvaluation)
     }
     keys = {event.asset_key for event in events if isinstance(event, dg.AssetObservation)}
+    materialized = {
+        event.asset_key for event in events if isinstance(event, dg.AssetMaterialization)
+    }
     entries: list[dg.EventLogEntry] = []
     with dg.DagsterInstance.ephemeral() as instance:
         for event in events:
@@ -162,6 +165,11 @@ def stored_bytes(events: Sequence[AssetEvent]) -> int:
             entries += [
                 record.event_log_entry
                 for record in instance.fetch_observations(key, limit=5000).records
+            ]
+        for key in materialized:
+            entries += [
+                record.event_log_entry
+                for record in instance.fetch_materializations(key, limit=5000).records
             ]
         for check in checks:
             history = instance.event_log_storage.get_asset_check_execution_history(
