@@ -134,6 +134,8 @@ def submit(
         invocation.nimbus() as nimbus,
         Steps(f"submitting {target}", quiet=invocation.json) as steps,
     ):
+        if invocation.wait:
+            _await_dagster(invocation, steps, options["timeout"])
 
         def on_step(step: str, state: str) -> None:
             steps.on_step(step, state)
@@ -161,6 +163,24 @@ def submit(
     else:
         run = f"run {submission.run_id} (token {submission.token})"
         click.echo(f"{submission.name} is being submitted by {run}")
+
+
+def _await_dagster(invocation: Invocation, steps: Steps, timeout: float) -> None:
+    """Wait until a Dagster that ``dev`` did not start has the cluster's code location.
+
+    Without effect in another cluster: its Dagster is not waited for. After ``timeout`` seconds the
+    reason of the wait is raised.
+    """
+    cluster = ClusterFile.read(invocation.home) if invocation.conf_dir is None else None
+    if cluster is None or cluster.dagster is None or cluster.dagster.own:
+        return
+    from storm_dagster.cli.dev.existing_dagster import await_location
+
+    steps.begin("Dagster")
+    await_location(
+        invocation.conf, invocation.home, timeout, lambda reason: steps.note("Dagster", reason)
+    )
+    steps.done("Dagster")
 
 
 @verb("jar", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -20,7 +20,7 @@ from storm_dagster.client import command
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.defs.instance_settings import tick_conf
 from storm_dagster.defs.keys import catalog_field
-from storm_dagster.host.endpoints import ClusterFile, cluster_conf, home_dir
+from storm_dagster.host.endpoints import ClusterFile, DevFile, cluster_conf, home_dir
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
@@ -49,6 +49,13 @@ def _start_cluster(home: Path) -> None:
     """
     arguments = ["dev", "--detach", "--ports", "auto", "--home", str(home)]
     arguments += ["--supervisors", "2", "--slots", "4", "--nimbuses", "1"]
+    last = DevFile.read(home)
+    if not last.own_dagster:
+        # The Dagster that runs this code has the cluster as a code location.
+        arguments.append("--no-dagster")
+        url = last.conf.get("dagster.graphql.url")
+        if url and "@" not in str(url):
+            arguments += ["-c", f"dagster.graphql.url={url}"]
     try:
         # This run may belong to another cluster, which must not end the new one together with its
         # own processes.
