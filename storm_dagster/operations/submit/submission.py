@@ -49,6 +49,7 @@ from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the late
     publish_assignment,
     stage_assignment,
 )
+from storm_dagster.operations.submit.spark_conf import check_session_keys
 
 STAGE_CONF = shared_steps(
     "stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest"
@@ -185,6 +186,7 @@ def _read_source_or_staged(
     conf, spec = normalize_submission(
         ctx.values(), submitted, spec.model_copy(update={"name": name})
     )
+    warnings += check_session_keys(ctx, total_conf(ctx.values(), conf), spec)
     return _Source(conf, spec, archive, former, submitted_keys(submitted), tuple(warnings))
 
 
