@@ -20,7 +20,7 @@ def topology(*, spark: bool = True, conf: dict[str, Any] | None = None) -> Topol
     builder.set_spout("lines", "prices:Lines", outputs=["text"])
     if spark:
         arguments = {"function": "prices:totals"}
-        builder.set_bolt("totals", SparkBolt, inputs="lines", args=arguments, conf=conf or {})
+        builder.set_bolt("totals", SparkBolt, inputs="lines", args=arguments, config=conf)
     return builder.build()
 
 

@@ -18,8 +18,9 @@ from storm_dagster.cli.dev.existing_dagster import (
     definition_lines,
     graphql_url,
 )
+from storm_dagster.defs.resources.handles import start_arguments
 from storm_dagster.host.conf_files import load_cluster_conf
-from storm_dagster.host.endpoints import ClusterFile, DagsterEndpoint, cluster_conf
+from storm_dagster.host.endpoints import ClusterFile, DagsterEndpoint, DevFile, cluster_conf
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, StormDagsterError, Unavailable
 from storm_dagster.testing.cluster import run_cli
@@ -102,6 +103,18 @@ def test_a_password_of_storm_yaml_reaches_clients_and_no_endpoint(tmp_path: Path
     own = dagster.model_copy(update={"own": True})
     ClusterFile(zookeeper="127.0.0.1:1", zookeeper_root="/storm", dagster=own).write(tmp_path)
     assert cluster_conf(tmp_path)["dagster.graphql.url"] == "https://dagster.example/graphql"
+
+
+def test_a_cluster_that_a_run_starts_has_the_dagster_of_before(tmp_path: Path) -> None:
+    assert "--no-dagster" not in start_arguments(tmp_path)
+    url = "http://127.0.0.1:3001/graphql"
+    DevFile(conf={"dagster.graphql.url": url}, ports={"webserver": 0}).write(tmp_path)
+    assert start_arguments(tmp_path)[-3:] == ["--no-dagster", "-c", f"dagster.graphql.url={url}"]
+    secret = {"dagster.graphql.url": "http://ann:s3cret-word@h/graphql"}
+    DevFile(conf=secret, ports={"webserver": 0}).write(tmp_path)
+    assert start_arguments(tmp_path)[-1] == "--no-dagster"
+    DevFile(conf={}, ports={"webserver": 3000}).write(tmp_path)
+    assert "--no-dagster" not in start_arguments(tmp_path)
 
 
 @pytest.mark.dagster

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.spark.session import ask_keys, open_connect
 from storm_dagster.spark.session_keys import set_keys, string_keys
+from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import patience
 from storm_rigs.servers.ports import free_port
 from storm_rigs.worker.spark_component import start
@@ -39,6 +41,26 @@ THIRD_PARTY = {
     "spark.databricks.delta.optimizeWrite.enabled": "true",
     "team.color": "red",
 }
+
+TARGET = """
+from storm_dagster.api import SparkBolt, Spout, TopologyBuilder
+
+
+class Numbers(Spout):
+    outputs = ["n"]
+
+
+def negated(frame):
+    return frame.selectExpr("-n AS n")
+
+
+def topology():
+    builder = TopologyBuilder("negate")
+    builder.set_spout("numbers", Numbers)
+    arguments = {"function": "negate:negated"}
+    builder.set_bolt("totals", SparkBolt, inputs="numbers", args=arguments, outputs=["n"])
+    return builder
+"""
 
 
 @pytest.fixture
@@ -122,6 +144,24 @@ def test_a_component_reports_its_keys_once_and_goes_on(spark_remote: str) -> Non
     assert "component 'totals', task 2: topology.spark.conf: " in error.message
     assert "spark.executor.memory: 4g is refused" in error.message
     assert "did you mean spark.sql.shuffle.partitions?" in error.message
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", [("submit", "--dry-run"), ("run", "--seconds", "1")])
+def test_a_dry_run_and_a_local_run_refuse_keys_without_effect(
+    verb: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "negate.py").write_text(TARGET)
+    cases = {
+        ("topology.spark.remote=yarn",): "which is not a Spark Connect URL",
+        ("spark.master=yarn", "topology.spark.remote=sc://h"): "has no effect beside",
+    }
+    for pairs, reason in cases.items():
+        options = [option for pair in pairs for option in ("--conf", pair)]
+        result = run_cli(
+            *verb, "--json", "negate.py:topology", *options, home=tmp_path / "home", cwd=tmp_path
+        )
+        assert result.code == InvalidTopology.exit_code and reason in str(result.document)
 
 
 @pytest.mark.long

@@ -87,9 +87,12 @@ def _default_ports(conf: ClusterConf, options: DevOptions) -> DevPorts:
     ports = _ports_of_conf(conf, options)
     busy_ports = _busy(ports.all())
     if busy_ports:
+        hint = ""
+        if _WEB_PORT in busy_ports:
+            hint = f"; if a Dagster of yours has {_WEB_PORT}, --no-dagster uses it"
         raise Unavailable(
             f"ports {', '.join(map(str, busy_ports))} are taken on this machine: end the processes "
-            "that listen there, or use `storm-dagster dev --ports auto`"
+            f"that listen there, or use `storm-dagster dev --ports auto`{hint}"
         )
     if len(set(ports.all())) != len(ports.all()):
         raise InvalidRequest(
