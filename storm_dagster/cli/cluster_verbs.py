@@ -42,8 +42,13 @@ if TYPE_CHECKING:
     from storm_dagster.cli.dev.options import DevOptions
 
 
-def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool) -> None:
-    """Print the addresses of a cluster that is ready, and how to end it."""
+def _show_ready(
+    invocation: Invocation, cluster: ClusterFile, *, detached: bool, lines: bool
+) -> None:
+    """Print the addresses of a cluster that is ready, and how to end it.
+
+    With ``lines`` also those that add the cluster to a Dagster that exists.
+    """
     if invocation.json:
         print_json({"home": str(invocation.home), **cluster.model_dump(mode="json")})
         return
@@ -63,7 +68,7 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
         rows.append(("Spark", cluster.spark.remote))
     rows.append(("HOME", str(invocation.home)))
     print_table("ready", ["", ""], rows)
-    if not dagster.own:
+    if lines:
         click.echo(
             f"submissions need the Dagster at {dagster.url}, with this cluster as a code location;"
             " they wait for it:"
@@ -79,7 +84,7 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
 
 
 def _lines_for_dagster(invocation: Invocation) -> str:
-    """Lines that add the cluster to a Dagster that exists, unless it has them."""
+    """Lines that add the cluster to a Dagster that exists."""
     from storm_dagster.cli.dev.existing_dagster import definition_lines
 
     return definition_lines(invocation.home, invocation.conf)
@@ -163,6 +168,7 @@ def _use_existing_dagster(
         check_location,
         graphql_url,
     )
+    from storm_dagster.nimbus.dagster.transport import DagsterAccess
 
     if no_dagster and dagster_url is not None:
         raise InvalidRequest(
@@ -173,7 +179,8 @@ def _use_existing_dagster(
     if dagster_url is not None:
         url = graphql_url(dagster_url)
     elif conf[URL_KEY]:
-        # Of a file, or of -c: the daemons read it there.
+        # Of a file, or of -c: the daemons read it there. A wrong one ends the start here.
+        DagsterAccess.of(conf)
         return conf
     invocation.overrides = {**invocation.overrides, URL_KEY: url}
     conf = conf.with_values({URL_KEY: url}, "dev")
@@ -313,7 +320,7 @@ def dev(
         return
     home.mkdir(parents=True, exist_ok=True)
     if detach and not is_child:
-        _show_ready(invocation, start_detached(home), detached=True)
+        _show_ready(invocation, start_detached(home), detached=True, lines=no_dagster)
         return
     ports = choose_ports(dev_options, conf, home)
     plan = ClusterPlan(
@@ -322,7 +329,10 @@ def dev(
     if is_child:
         run_child(plan)
     else:
-        run_foreground(plan, lambda cluster: _show_ready(invocation, cluster, detached=False))
+        run_foreground(
+            plan,
+            lambda cluster: _show_ready(invocation, cluster, detached=False, lines=no_dagster),
+        )
 
 
 @verb("stop")

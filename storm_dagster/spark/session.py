@@ -22,7 +22,7 @@ from storm_dagster.spark.link import (
     forget_session,
     limit_retries,
 )
-from storm_dagster.spark.session_keys import KeysResult, set_keys
+from storm_dagster.spark.session_keys import KeysResult, misspelled_keys, try_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +74,9 @@ def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs:
 
 
 def ask_keys(remote: str, keys: Mapping[str, str], timeout_secs: float) -> KeysResult:
-    """What a session with the server at the URL says about ``keys`` (:func:`set_keys`).
+    """What a session with the server at the URL says about ``keys``.
+
+    Keys that are misspelled are looked for only if none is refused.
 
     :class:`Unavailable` if it does not answer within the time. ``remote`` has the token, if the
     server gets one. The environment of this process is as before.
@@ -86,7 +88,11 @@ def ask_keys(remote: str, keys: Mapping[str, str], timeout_secs: float) -> KeysR
     def ask() -> KeysResult:
         session = open_connect(remote)
         try:
-            return set_keys(session, keys)
+            refused, unknown = try_keys(session, keys)
+            if refused:
+                # The list of the known keys takes seconds, and may end the time.
+                return KeysResult(tuple(refused))
+            return KeysResult((), tuple(misspelled_keys(session, unknown)))
         finally:
             forget_session(session, release=True)
 

@@ -56,10 +56,20 @@ def string_keys(spark_conf: Mapping[Any, Any] | None) -> dict[str, str]:
 
 
 def set_keys(session: Any, keys: Mapping[str, str]) -> KeysResult:
-    """Set the keys in a Connect session, one by one.
+    """Set the keys in a Connect session.
 
     Keys that Spark does not know are set and logged. Raises the error of a server that does not
     answer.
+    """
+    refused, unknown = try_keys(session, keys)
+    return KeysResult(tuple(refused), tuple(misspelled_keys(session, unknown)))
+
+
+def try_keys(session: Any, keys: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Set the keys in a Connect session, one by one; return sentences and unknown keys.
+
+    A sentence is about a key that the session refuses. Unknown are the keys that were set, and that
+    are not of Spark SQL.
     """
     refused: list[str] = []
     unknown: list[str] = []
@@ -72,18 +82,22 @@ def set_keys(session: Any, keys: Mapping[str, str]) -> KeysResult:
             if not _answers(session, key):
                 raise
             refused.append(_refusal(key, value, error))
-    return KeysResult(tuple(refused), tuple(_misspelled(session, unknown)))
+    return refused, unknown
 
 
 def read_back(session: Any, keys: Mapping[str, str]) -> KeysResult:
-    """Compare the keys with those of a classic session, which was made with them.
+    """Compare the keys with those of the driver of a classic session, which was made with them.
 
-    A driver that runs already in this process keeps its own values of the keys of its start.
+    A driver that runs already in this process keeps its own values of the keys of its start. Raises
+    Spark's error for a wrong value.
     """
+    driver_conf = session.sparkContext.getConf()
     refused: list[str] = []
     for key, value in keys.items():
-        current = session.conf.get(key, None)
-        if current != value:
+        if session.conf.isModifiable(key):
+            continue
+        current = driver_conf.get(key)
+        if current is not None and current != value:
             shown = HIDDEN if is_secret_key(key) else repr(current)
             refused.append(
                 f"{key} is {shown} in the Spark driver that runs already in this process: give all "
@@ -117,7 +131,7 @@ def _refusal(key: str, value: str, error: Exception) -> str:
     return f"{key}: {value:.200} is refused by Spark ({reason:.300}): {remedy}"
 
 
-def _misspelled(session: Any, unknown: Collection[str]) -> list[str]:
+def misspelled_keys(session: Any, unknown: Collection[str]) -> list[str]:
     """Sentences about unknown keys that are like a known one; the others are logged.
 
     Known are the keys of Spark SQL that the server lists. It lists none of Spark's core.

@@ -36,7 +36,7 @@ defs = dg.Definitions.merge(dg.Definitions(assets=[report]), build_storm_defs(ho
 LAUNCHER = """
 from pathlib import Path
 
-from dagster._core.launcher import DefaultRunLauncher
+from dagster import DefaultRunLauncher
 
 
 class TeamLauncher(DefaultRunLauncher):

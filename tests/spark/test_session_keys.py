@@ -164,25 +164,39 @@ def test_a_dry_run_and_a_local_run_refuse_keys_without_effect(
         assert result.code == InvalidTopology.exit_code and reason in str(result.document)
 
 
+CLASSIC = """
+import sys
+from storm_dagster.api.spark.session import report_keys, worker_session
+
+
+class Component:
+    def raise_exception(self, error):
+        print(error.message)
+
+
+for number, pair in enumerate(sys.argv[1:], 1):
+    key, _, value = pair.partition("=")
+    conf = {"spark.master": f"local[{number}]", "topology.spark.conf": {key: value}}
+    try:
+        report_keys(Component(), "component 'totals'", worker_session(conf))
+    except Exception as error:
+        print(error.message)
+"""
+
+
 @pytest.mark.long
 def test_a_classic_driver_that_runs_keeps_its_values() -> None:
-    program = (
-        "from storm_dagster.api.spark.session import worker_session, _key_results\n"
-        "first = {'spark.master': 'local[1]', 'topology.spark.conf': {'spark.executor.memory': '600m'}}\n"
-        "session = worker_session(first)\n"
-        "print(_key_results[session].refused)\n"
-        "second = {'spark.master': 'local[2]', 'topology.spark.conf': {'spark.executor.memory': '700m'}}\n"
-        "print(_key_results[worker_session(second)].refused)\n"
-        "wrong = {'spark.master': 'local[3]', 'topology.spark.conf': {'spark.sql.shuffle.partitions': 'x'}}\n"
-        "try:\n"
-        "    print(_key_results[worker_session(wrong)].refused)\n"
-        "except Exception as error:\n"
-        "    print(repr(error))\n"
-    )
+    pairs = ["spark.executor.memory=600m", "spark.executor.memory=700m"]
+    pairs.append("spark.sql.shuffle.partitions=x")
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(200)
+        [sys.executable, "-c", CLASSIC, *pairs],
+        capture_output=True,
+        text=True,
+        timeout=patience(200),
     )
-    first, second, wrong = done.stdout.splitlines()
-    assert first == "()", done.stderr
-    assert "spark.executor.memory is '600m' in the Spark driver that runs already" in second
+    # The first driver starts with its key, and so reports nothing.
+    second, wrong = done.stdout.splitlines()
+    assert second.startswith("component 'totals': topology.spark.conf: spark.executor.memory is")
+    assert "is '600m' in the Spark driver that runs already" in second
     assert "spark.sql.shuffle.partitions" in wrong
+    assert wrong.endswith("correct the values of topology.spark.conf")

@@ -431,6 +431,8 @@ def _connect(
     except Exception as error:
         cause = innermost(error)
         remedy = _START
+        if kind == "master" and "IllegalArgument" in cause:
+            remedy = "correct the values of topology.spark.conf"
         if _has_session_id(url) and "SESSION_CLOSED" in cause:
             remedy = (
                 "the id of a closed session is refused permanently, "

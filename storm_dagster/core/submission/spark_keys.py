@@ -71,8 +71,9 @@ def _check_master(cluster: Conf, own: Conf, owner: str) -> None:
         source = "the topology's" if key in own else "the cluster's"
         url = own[key] if key in own else cluster.get(key)
         if url:
+            master = mask_text(str(own[MASTER]))
             raise InvalidTopology(
-                f"{owner}: {MASTER} {mask_text(str(own[MASTER]))!r:.200} of the topology's conf has "
-                f"no effect beside {key} {mask_text(str(url))!r:.200} of {source} conf: remove "
-                f"{MASTER}, or set {key}: null in the topology's conf, too"
+                f"{owner}: {MASTER} {master!r:.200} of the topology's conf has no effect beside "
+                f"{key} {mask_text(str(url))!r:.200} of {source} conf: remove {MASTER}, or set "
+                f"{key}: null in the topology's conf, too"
             )

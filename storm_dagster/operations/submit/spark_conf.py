@@ -1,4 +1,4 @@
-"""Check of a topology's ``topology.spark.conf`` by the Spark server that will run its components."""
+"""Check of ``topology.spark.conf`` by the Spark server that will run the components."""
 
 from typing import Any
 
