@@ -54,7 +54,7 @@ def _show_ready(
         return
     dagster = cluster.dagster
     assert dagster is not None
-    rows = [("Dagster UI", dagster.url if dagster.own else f"{dagster.url}, which exists already")]
+    rows = [("Dagster UI", dagster.url if dagster.own else f"{dagster.url}, not started by dev")]
     rows += [("nimbus", f"{nimbus.http}  thrift {nimbus.thrift}") for nimbus in cluster.nimbuses]
     for supervisor in cluster.supervisors:
         ports = ", ".join(map(str, supervisor.ports))
@@ -250,7 +250,7 @@ def _use_existing_dagster(
     "workspaces",
     metavar="FILE",
     multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="workspace.yaml of yours, whose code locations dev's own Dagster serves, too. May be"
     " repeated.",
 )

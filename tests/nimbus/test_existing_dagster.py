@@ -18,6 +18,7 @@ from storm_dagster.cli.dev.existing_dagster import (
     definition_lines,
     graphql_url,
 )
+from storm_dagster.cli.health import healing_sensor
 from storm_dagster.defs.resources.handles import start_arguments
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.endpoints import ClusterFile, DagsterEndpoint, DevFile, cluster_conf
@@ -105,6 +106,14 @@ def test_a_password_of_storm_yaml_reaches_clients_and_no_endpoint(tmp_path: Path
     assert cluster_conf(tmp_path)["dagster.graphql.url"] == "https://dagster.example/graphql"
 
 
+def test_a_sensor_of_a_dagster_that_exists_is_not_expected_to_start(tmp_path: Path) -> None:
+    dagster = DagsterEndpoint(url="http://h:3000", home="", pids=(), own=False)
+    ClusterFile(zookeeper="127.0.0.1:1", zookeeper_root="/storm", dagster=dagster).write(tmp_path)
+    state, text = healing_sensor(tmp_path, armed=False)
+    assert state == "warning" and "runs in the Dagster at http://h:3000" in text
+    assert healing_sensor(tmp_path, armed=True) == ("ok", "healing sensor armed")
+
+
 def test_a_cluster_that_a_run_starts_has_the_dagster_of_before(tmp_path: Path) -> None:
     assert "--no-dagster" not in start_arguments(tmp_path)
     url = "http://127.0.0.1:3001/graphql"
@@ -181,6 +190,8 @@ def test_a_wrong_workspace_file_is_refused(text: str, reason: str, tmp_path: Pat
     path.write_text(text)
     with pytest.raises(InvalidRequest, match=reason):
         check_workspace(path)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        check_workspace(tmp_path / "missing.yaml")
     path.write_text("load_from:\n  - python_file: team.py\n  - python_module: {module_name: a}\n")
     check_workspace(path)
 
