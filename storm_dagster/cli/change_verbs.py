@@ -25,7 +25,8 @@ from storm_dagster.cli.options import (
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table
 from storm_dagster.client.changes import Change, change_topology
 from storm_dagster.host.endpoints import ClusterFile
-from storm_dagster.model.conf import validate_conf
+from storm_dagster.model.conf import Conf, validate_conf
+from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.requests import Flag, RequestModel, SubmitRequest, bounds_of
@@ -40,7 +41,9 @@ def _dry_run(
     args: tuple[str, ...],
     name: str | None,
     requirements: Path | None,
+    conf: Conf,
 ) -> None:
+    from storm_dagster.core.submission.spark_keys import check_spark_keys
     from storm_dagster.packaging.archive import bundle_target
 
     with (
@@ -52,6 +55,8 @@ def _dry_run(
             target, args, folder=Path(folder), home=invocation.home, requirements=requirements
         )
         steps.done("describe and pack")
+    own_conf = merge_conf({"author": bundle.topology.conf, "submission": conf})
+    check_spark_keys(invocation.conf.values, own_conf, bundle.topology)
     topology_name = check_topology_name(name or bundle.name)
     components = [
         {"id": component, "type": kind, "parallelism": spec.parallelism}
@@ -125,8 +130,8 @@ def submit(
     """
     code = code_arguments(invocation, options)
     if invocation.dry_run:
-        validate_conf(code["conf"], source="the conf", submitted=True)
-        _dry_run(invocation, target, args, name, code["requirements"])
+        conf, _ = validate_conf(code["conf"], source="the conf", submitted=True)
+        _dry_run(invocation, target, args, name, code["requirements"], conf)
         return
     from storm_dagster.client.submission import submit_target
 
@@ -134,6 +139,8 @@ def submit(
         invocation.nimbus() as nimbus,
         Steps(f"submitting {target}", quiet=invocation.json) as steps,
     ):
+        if invocation.wait:
+            _await_dagster(invocation, steps, options["timeout"])
 
         def on_step(step: str, state: str) -> None:
             steps.on_step(step, state)
@@ -161,6 +168,24 @@ def submit(
     else:
         run = f"run {submission.run_id} (token {submission.token})"
         click.echo(f"{submission.name} is being submitted by {run}")
+
+
+def _await_dagster(invocation: Invocation, steps: Steps, timeout: float) -> None:
+    """Wait until a Dagster that ``dev`` did not start has the cluster's code location.
+
+    Without effect in another cluster: its Dagster is not waited for. After ``timeout`` seconds the
+    reason of the wait is raised.
+    """
+    cluster = ClusterFile.read(invocation.home) if invocation.conf_dir is None else None
+    if cluster is None or cluster.dagster is None or cluster.dagster.own:
+        return
+    from storm_dagster.cli.dev.existing_dagster import await_location
+
+    steps.begin("Dagster")
+    await_location(
+        invocation.conf, invocation.home, timeout, lambda reason: steps.note("Dagster", reason)
+    )
+    steps.done("Dagster")
 
 
 @verb("jar", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -5,7 +5,8 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,16 +36,26 @@ from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.files import make_folder
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.waiting import poll
+from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 
+if TYPE_CHECKING:
+    from storm_dagster.cli.dev.options import DevOptions
 
-def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool) -> None:
-    """Print the addresses of a cluster that is ready, and how to end it."""
+
+def _show_ready(
+    invocation: Invocation, cluster: ClusterFile, *, detached: bool, lines: bool
+) -> None:
+    """Print the addresses of a cluster that is ready, and how to end it.
+
+    With ``lines`` also those that add the cluster to a Dagster that exists.
+    """
     if invocation.json:
         print_json({"home": str(invocation.home), **cluster.model_dump(mode="json")})
         return
-    assert cluster.dagster is not None
-    rows = [("Dagster UI", cluster.dagster.url)]
+    dagster = cluster.dagster
+    assert dagster is not None
+    rows = [("Dagster UI", dagster.url if dagster.own else f"{dagster.url}, not started by dev")]
     rows += [("nimbus", f"{nimbus.http}  thrift {nimbus.thrift}") for nimbus in cluster.nimbuses]
     for supervisor in cluster.supervisors:
         ports = ", ".join(map(str, supervisor.ports))
@@ -58,6 +69,12 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
         rows.append(("Spark", cluster.spark.remote))
     rows.append(("HOME", str(invocation.home)))
     print_table("ready", ["", ""], rows)
+    if lines:
+        click.echo(
+            f"submissions need the Dagster at {dagster.url}, with this cluster as a code location;"
+            " they wait for it:"
+        )
+        click.echo(_lines_for_dagster(invocation))
     if detached:
         is_default_home = str(invocation.home) == os.path.abspath(".storm-dagster")
         option = "" if is_default_home else f" --home {invocation.home}"
@@ -65,6 +82,13 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
     else:
         click.echo("Ctrl-C ends it")
     sys.stdout.flush()
+
+
+def _lines_for_dagster(invocation: Invocation) -> str:
+    """Lines that add the cluster to a Dagster that exists."""
+    from storm_dagster.cli.dev.existing_dagster import definition_lines
+
+    return definition_lines(invocation.home, invocation.conf)
 
 
 # Options of the cluster's size, which a dry run prints.
@@ -90,6 +114,80 @@ def _prepare_machine(invocation: Invocation) -> None:
         made = make_class_data(steps.on_step)
     text = f"made the {', the '.join(made)}" if made else "the Java class data exists"
     print_line(invocation.json, {"made": made}, text)
+
+
+def _print_plan(invocation: Invocation, options: "DevOptions", java: str) -> None:
+    """Print what ``dev`` would start, for a dry run."""
+    supervisors, slots, nimbuses, _ = options.size
+    size = {name: getattr(options, name) for name in _SIZE}
+    document = {
+        "dry_run": True,
+        "home": str(invocation.home),
+        "java": java,
+        **size,
+        "own_dagster": options.own_dagster,
+    }
+    text = (
+        f"would start {nimbuses} nimbus(es), {supervisors} supervisor(s) of {slots} slots"
+        f" in {invocation.home}"
+    )
+    if not options.own_dagster:
+        text += ", and no Dagster"
+    print_line(invocation.json, document, text)
+
+
+def _check_workspaces(workspaces: tuple[Path, ...], own_dagster: bool) -> None:
+    """Check the user's workspace files, which only dev's own Dagster serves."""
+    from storm_dagster.cli.dev.existing_dagster import check_workspace
+
+    if workspaces and not own_dagster:
+        raise InvalidRequest(
+            "--workspace adds code locations to dev's own Dagster, and none is started: add them "
+            "to the workspace of the Dagster that exists"
+        )
+    for path in workspaces:
+        check_workspace(path)
+
+
+def _use_existing_dagster(
+    invocation: Invocation,
+    conf: ClusterConf,
+    no_dagster: bool,
+    dagster_url: str | None,
+    *,
+    check: bool,
+) -> ClusterConf:
+    """The conf with the address of a Dagster that ``dev`` does not start.
+
+    The invocation gets it, too, unless a file of the conf has it. With ``dagster_url`` and
+    ``check`` that Dagster must answer and have the cluster's code location: else the errors of
+    :func:`check_location`.
+    """
+    from storm_dagster.cli.dev.existing_dagster import (
+        DEFAULT_URL,
+        URL_KEY,
+        check_location,
+        graphql_url,
+    )
+    from storm_dagster.nimbus.dagster.transport import DagsterAccess
+
+    if no_dagster and dagster_url is not None:
+        raise InvalidRequest(
+            "--no-dagster and --dagster-url exclude each other: --dagster-url names a Dagster that "
+            "runs, --no-dagster one that may start later"
+        )
+    url = DEFAULT_URL
+    if dagster_url is not None:
+        url = graphql_url(dagster_url)
+    elif conf[URL_KEY]:
+        # Of a file, or of -c: the daemons read it there. A wrong one ends the start here.
+        DagsterAccess.of(conf)
+        return conf
+    invocation.overrides = {**invocation.overrides, URL_KEY: url}
+    conf = conf.with_values({URL_KEY: url}, "dev")
+    if dagster_url is not None and check:
+        check_location(conf, invocation.home)
+    return conf
 
 
 @verb("dev")
@@ -137,6 +235,26 @@ def _prepare_machine(invocation: Invocation) -> None:
     default=True,
     help="Start Dagster's runs in forks of a loaded process. [default: warm-runs]",
 )
+@click.option(
+    "--no-dagster",
+    is_flag=True,
+    help="Start no Dagster: that of dagster.graphql.url (default: http://127.0.0.1:3000) launches"
+    " the runs. Prints the lines for its definitions; a submission waits until it answers.",
+)
+@click.option(
+    "--dagster-url",
+    metavar="URL",
+    help="The same with the Dagster at URL, which must run and have this cluster's code location.",
+)
+@click.option(
+    "--workspace",
+    "workspaces",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="workspace.yaml of yours, whose code locations dev's own Dagster serves, too. May be"
+    " repeated.",
+)
 @click.option("--detach", is_flag=True, help="Return when ready. `stop` stops the cluster.")
 @click.option(
     "--prepare",
@@ -147,9 +265,19 @@ def _prepare_machine(invocation: Invocation) -> None:
     "--timeout", type=float, default=240.0, show_default=True, help="Longest wait, seconds."
 )
 def dev(
-    invocation: Invocation, detach: bool, prepare: bool, zookeepers: str, **options: Any
+    invocation: Invocation,
+    detach: bool,
+    prepare: bool,
+    zookeepers: str,
+    no_dagster: bool,
+    dagster_url: str | None,
+    workspaces: tuple[Path, ...],
+    **options: Any,
 ) -> None:
-    """Start a whole local cluster: ZooKeeper, Spark, nimbus, supervisors and Dagster."""
+    """Start a whole local cluster: ZooKeeper, Spark, nimbus, supervisors and Dagster.
+
+    --no-dagster and --dagster-url leave Dagster out: a Dagster that exists serves the cluster.
+    """
     if prepare:
         _prepare_machine(invocation)
         return
@@ -169,28 +297,31 @@ def dev(
             "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
         )
     is_child = REPORT_FD in os.environ
+    own_dagster = not no_dagster and dagster_url is None
+    _check_workspaces(workspaces, own_dagster)
+    if not own_dagster:
+        # A detached dev does not repeat the check of the command that started it.
+        conf = _use_existing_dagster(invocation, conf, no_dagster, dagster_url, check=not is_child)
     if not is_child:
         for warning in conf.warnings:
             notify(f"warning: {warning}")
     refuse_live_home(home)
-    dev_options = DevOptions(zookeepers=int(zookeepers), **options)
+    dev_options = DevOptions(
+        zookeepers=int(zookeepers),
+        own_dagster=own_dagster,
+        workspaces=tuple(path.absolute() for path in workspaces),
+        **options,
+    )
     if dev_options.spark_workers and (conf.get("spark.remote") or conf.get("spark.master")):
         raise InvalidRequest(
             "--spark-workers is for dev's own Spark: omit it, or spark.remote and spark.master"
         )
     if invocation.dry_run:
-        supervisors, slots, nimbuses, _ = dev_options.size
-        size = {name: getattr(dev_options, name) for name in _SIZE}
-        document = {"dry_run": True, "home": str(home), "java": java, **size}
-        text = (
-            f"would start {nimbuses} nimbus(es), {supervisors} supervisor(s) of {slots} slots"
-            f" in {home}"
-        )
-        print_line(invocation.json, document, text)
+        _print_plan(invocation, dev_options, java)
         return
     make_folder(home, "--home")
     if detach and not is_child:
-        _show_ready(invocation, start_detached(home), detached=True)
+        _show_ready(invocation, start_detached(home), detached=True, lines=no_dagster)
         return
     ports = choose_ports(dev_options, conf, home)
     plan = ClusterPlan(
@@ -199,7 +330,10 @@ def dev(
     if is_child:
         run_child(plan)
     else:
-        run_foreground(plan, lambda cluster: _show_ready(invocation, cluster, detached=False))
+        run_foreground(
+            plan,
+            lambda cluster: _show_ready(invocation, cluster, detached=False, lines=no_dagster),
+        )
 
 
 @verb("stop")

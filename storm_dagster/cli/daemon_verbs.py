@@ -388,14 +388,16 @@ def worker(invocation: Invocation, spec: Path) -> None:
 @verb("web")
 @click.option(
     "--workspace",
+    "workspaces",
     metavar="FILE",
+    multiple=True,
     required=True,
     type=_EXISTING_FILE,
-    help="Dagster's workspace.yaml.",
+    help="Dagster's workspace.yaml. May be repeated.",
 )
 @_host_option
 @click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True)
-def web(invocation: Invocation, workspace: Path, host: str | None, port: int) -> int:
+def web(invocation: Invocation, workspaces: tuple[Path, ...], host: str | None, port: int) -> int:
     """Serve Dagster's UI and GraphQL to this user or to administrators.
 
     With storm.secret administrators may use them. DAGSTER_HOME names the instance. Pages of other
@@ -411,7 +413,7 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
     _log_warnings(conf)
     from storm_dagster.web.service import serve
 
-    serve(conf, workspace, host, port, _stop_event())
+    serve(conf, workspaces, host, port, _stop_event())
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import psutil
 import yaml
 
+from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import StormDagsterError
@@ -111,11 +112,17 @@ def uptime(record: RunFile) -> float:
 def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], str]:
     """State of the healing sensor, and a text about it.
 
-    ``armed`` is true if the cluster has a healer. Right after ``dev`` in ``home`` the sensor is not
-    expected to be armed yet.
+    ``armed`` is true if the cluster has a healer. Right after a ``dev`` in ``home`` that has started
+    Dagster, too, the sensor is not expected to be armed yet.
     """
     if armed:
         return "ok", "healing sensor armed"
+    cluster = ClusterFile.read(home)
+    if cluster is not None and cluster.dagster is not None and not cluster.dagster.own:
+        return "warning", (
+            "no healing sensor of this cluster runs in the Dagster at "
+            f"{cluster.dagster.url}: the leader heals instead, more slowly"
+        )
     for record in RunFile.read_all(home):
         if record.role == "dev" and record.alive() and uptime(record) < _FIRST_TICK_SECS:
             return "ok", "the healing sensor is starting; the leader heals until it runs"

@@ -47,10 +47,12 @@ class DagsterEndpoint(_Endpoint):
     """Dagster's webserver and its home."""
 
     url: str
-    """Base URL of the webserver."""
+    """Base URL of the webserver, without user and password."""
     home: str
-    """``DAGSTER_HOME``."""
+    """``DAGSTER_HOME``; empty if ``dev`` did not start this Dagster."""
     pids: tuple[int, ...]
+    own: bool = True
+    """False if ``dev`` did not start this Dagster: it exists without the cluster."""
 
 
 class SparkEndpoint(_Endpoint):
@@ -126,6 +128,11 @@ class DevFile(BaseModel):
     ports: dict[str, Any]
     """Ports by purpose, as :class:`storm_dagster.cli.dev.ports.DevPorts` has them."""
 
+    @property
+    def own_dagster(self) -> bool:
+        """False if that ``dev`` used a Dagster that it did not start."""
+        return self.ports.get("webserver") != 0
+
     def write(self, home: Path) -> None:
         """Replace ``home/dev.json`` atomically.
 
@@ -199,7 +206,8 @@ def cluster_addresses(cluster: "ClusterFile") -> dict[str, Any]:
         ]
     if cluster.spark is not None:
         values["spark.remote"] = cluster.spark.remote
-    if cluster.dagster is not None:
+    # The conf has the address of a Dagster that `dev` did not start, with the user in it.
+    if cluster.dagster is not None and cluster.dagster.own:
         values["dagster.graphql.url"] = cluster.dagster.url.rstrip("/") + "/graphql"
     return values
 

@@ -28,6 +28,7 @@ from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.inimbus import INimbus, forced_scheduler, load_inimbus
+from storm_dagster.spark.session_keys import SparkKeyCheck, no_key_check
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 
@@ -81,6 +82,8 @@ class OperationsContext:
     log: logging.Logger = field(
         default_factory=lambda: logging.getLogger("storm_dagster.operations")
     )
+    spark_keys: SparkKeyCheck = no_key_check
+    """Check of a topology's Spark keys by the server of its components."""
     fallback: Planner = plan_placement
     """The local planner: reassignments use it when the planner is unreachable."""
     epoch: int | None = None

@@ -45,6 +45,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable, t
 from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive, store_code
+from storm_dagster.operations.submit.spark_conf import check_session_keys
 from storm_dagster.operations.submit.staging import counter_version
 from storm_dagster.operations.submit.submission import read_source
 from storm_dagster.operations.transactions import (
@@ -150,6 +151,8 @@ def gray_upgrade(
     spec = spec.model_copy(update={"name": base.name})
     conf, spec = normalize_submission(ctx.values(), submitted, spec, topology.id)
     total = total_conf(ctx.values(), conf)
+    for warning in check_session_keys(ctx, total, spec):
+        ctx.log.warning("%s", warning)
     if selection.empty:
         selection = selection_of_conf(conf)
     check_selection(selection, snapshot)

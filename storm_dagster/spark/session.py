@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,12 +22,15 @@ from storm_dagster.spark.link import (
     forget_session,
     limit_retries,
 )
+from storm_dagster.spark.session_keys import KeysResult, misspelled_keys, try_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 
+_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
+"""Environment variable with which pyspark's functions use Connect."""
 _START_SECS = 120.0
 """Time for a starting server to be ready; then a call fails if it is not."""
 _STATUS = re.compile(r"status = StatusCode\.(\w+)")
@@ -70,6 +73,38 @@ def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs:
     return within(timeout_secs, f"Spark at {remote}", ask)
 
 
+def ask_keys(remote: str, keys: Mapping[str, str], timeout_secs: float) -> KeysResult:
+    """What a session with the server at the URL says about ``keys``.
+
+    Keys that are misspelled are looked for only if none is refused.
+
+    :class:`Unavailable` if it does not answer within the time. ``remote`` has the token, if the
+    server gets one. The environment of this process is as before.
+    """
+    mode = os.environ.get(_CONNECT_MODE)
+    # Before the clock starts: the import takes a second.
+    import pyspark.sql.connect.session  # noqa: F401
+
+    def ask() -> KeysResult:
+        session = open_connect(remote)
+        try:
+            refused, unknown = try_keys(session, keys)
+            if refused:
+                # The list of the known keys takes seconds, and may end the time.
+                return KeysResult(tuple(refused))
+            return KeysResult((), tuple(misspelled_keys(session, unknown)))
+        finally:
+            forget_session(session, release=True)
+
+    try:
+        check_reachable(remote, timeout_secs)
+        return within(timeout_secs, f"Spark at {mask_text(remote)}", ask)
+    finally:
+        # A classic session that this process opens later must not become one of Connect.
+        if mode is None:
+            os.environ.pop(_CONNECT_MODE, None)
+
+
 def open_connect(remote: str) -> SparkSession:
     """Open a session at the URL that does not become the process's default.
 
@@ -80,7 +115,7 @@ def open_connect(remote: str) -> SparkSession:
 
     # Without it pyspark.sql.functions look for a classic context. pyspark's own builder sets it as
     # well.
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    os.environ[_CONNECT_MODE] = "1"
     session = ConnectSession(connection=remote)
     limit_retries(session)
     # The stop in one process must not end the session of the others.
@@ -95,7 +130,7 @@ def open_classic(master: str) -> SparkSession:
     Starts a driver in this process if it has none.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
+    os.environ.pop(_CONNECT_MODE, None)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName("storm-dagster")  # pyright: ignore[reportAttributeAccessIssue]

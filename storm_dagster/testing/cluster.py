@@ -8,7 +8,7 @@ with LocalCluster(tmp_path) as cluster:
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,13 @@ class LocalCluster:
         spark_workers: int = 0,
         warm_runs: bool = True,
         conf: Mapping[str, Any] | None = None,
+        options: Sequence[str] = (),
         timeout: float = 240.0,
     ) -> None:
         """Configure the cluster, without a start.
 
         ``timeout`` limits the start, in seconds. ``warm_runs=False`` is ``dev --no-warm-runs``.
+        ``options`` are other options of ``dev``, such as ``("--dagster-url", URL)``.
         ``STORM_TEST_PATIENCE`` multiplies all limits: this one, those of the methods, and those in
         the conf of the cluster (:func:`multiplied_conf`).
         """
@@ -91,6 +93,7 @@ class LocalCluster:
             "spark-workers": spark_workers,
         }
         self._conf = dict(conf or {})
+        self._options = tuple(options)
 
     def start(self) -> "LocalCluster":
         """Start the cluster and wait until it is ready.
@@ -102,6 +105,7 @@ class LocalCluster:
             command += [f"--{name}", str(number)]
         if not self._warm_runs:
             command.append("--no-warm-runs")
+        command += self._options
         limit = multiplied(self._timeout)
         command += ["--timeout", str(limit)]
         for key, value in multiplied_conf(self._conf).items():

@@ -5,7 +5,7 @@ needs are imported only here.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ _HEADERS = [(b"x-frame-options", b"DENY"), (b"cross-origin-resource-policy", b"s
 
 
 @contextmanager
-def dagster_application(workspace: Path) -> Iterator[ASGIApp]:
-    """Dagster's web application for a workspace file, without a server.
+def dagster_application(workspaces: Sequence[Path]) -> Iterator[ASGIApp]:
+    """Dagster's web application for workspace files, without a server.
 
     :class:`Unavailable` for a Dagster that does not fit. Then no UI starts, because the stock
     server has no authentication.
@@ -50,7 +50,9 @@ def dagster_application(workspace: Path) -> Iterator[ASGIApp]:
         try:
             instance.optimize_for_webserver(*_STORAGE)
             context = WorkspaceProcessContext(
-                instance, WorkspaceFileTarget(paths=[str(workspace)]), dg.__version__
+                instance,
+                WorkspaceFileTarget(paths=[str(path) for path in workspaces]),
+                dg.__version__,
             )
         except (AttributeError, TypeError) as error:
             raise _unfit(error) from None
@@ -123,14 +125,20 @@ def guard_application(app: ASGIApp, conf: Any, host: str) -> ASGIApp:
     return Guard(authenticated, hosts=allowed_hosts([host, configured_host]), headers=_HEADERS)
 
 
-def serve(conf: Any, workspace: Path, host: str | None, port: int, stop: threading.Event) -> None:
+def serve(
+    conf: Any,
+    workspaces: Sequence[Path],
+    host: str | None,
+    port: int,
+    stop: threading.Event,
+) -> None:
     """Serve until ``stop``; without a secret or TLS on loopback, to this user alone."""
     security = Security.of(conf)
     host = check_exposure(conf, "Dagster's web application", "secret or tls", host)
     tls = None
     if security.tls:
         tls = security.server_context(client_certificate=security.http_needs_certificate)
-    with dagster_application(workspace) as app:
+    with dagster_application(workspaces) as app:
         service = HttpService(
             guard_application(app, conf, host),
             listen(host, port, "--port"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,20 @@ def test_one_file_of_this_user_alone_has_conf_and_ports(tmp_path: Path) -> None:
     assert path.name == "dev.json" and path.stat().st_mode & 0o777 == 0o600
     assert DevFile.read(tmp_path).conf == CONF
     assert ports_of(tmp_path) == ports
+
+
+def test_a_home_keeps_its_slots_when_its_dagster_changes(tmp_path: Path) -> None:
+    conf = load_cluster_conf(tmp_path)
+    existing = replace(OPTIONS, own_dagster=False)
+    own_ports = ports_of(tmp_path)
+    DevFile(conf={}, ports=own_ports.to_document()).write(tmp_path)
+    assert DevFile.read(tmp_path).own_dagster
+    without = choose_ports(existing, conf, tmp_path)
+    assert without == replace(own_ports, webserver=0)
+    DevFile(conf={}, ports=without.to_document()).write(tmp_path)
+    assert not DevFile.read(tmp_path).own_dagster
+    again = ports_of(tmp_path)
+    assert again.webserver > 0 and replace(again, webserver=0) == without
 
 
 def test_only_a_running_cluster_has_that_conf(tmp_path: Path) -> None:

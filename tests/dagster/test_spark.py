@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
+from storm_dagster.api import SparkBolt, TopologyBuilder
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
@@ -60,6 +61,27 @@ def test_a_submission_without_spark_is_unavailable_and_never_uses_the_local_plan
     assert failed.step_key == "storm__assignment"
     assert step_failure(result)[0] == "Unavailable"
     assert world.topology("wc") is None
+
+
+@pytest.mark.zookeeper
+def test_a_submission_with_a_key_that_spark_refuses_fails(
+    world: DagsterWorld, spark_remote: str
+) -> None:
+    builder = TopologyBuilder("keys")
+    builder.set_spout("numbers", "keys:Numbers", outputs=["n"])
+    builder.set_bolt("totals", SparkBolt, inputs="numbers", args={"function": "keys:totals"})
+    document = builder.build().model_dump(mode="json")
+    keys = {"topology.spark.conf": {"spark.executor.memory": "4g"}}
+    refused = world.submit(
+        "keys", topology=document, conf={**keys, "topology.spark.remote": spark_remote}
+    )
+    kind, message = step_failure(refused)[:2]
+    assert kind == "InvalidTopology"
+    assert "bolt 'totals': topology.spark.conf: spark.executor.memory: 4g is refused" in message
+    assert world.topology("keys") is None
+    # A server that is away is not waited for: the component reports the key.
+    away = {**keys, "topology.spark.remote": "sc://127.0.0.1:9"}
+    assert world.submit("away", topology=document, conf=away).success
 
 
 def test_the_session_for_users_is_dagster_pysparks(tmp_path: Path, spark_remote: str) -> None:

@@ -31,7 +31,7 @@ TOGETHER = {
     ),
     "the shared webserver of Dagster": (
         *("tests/nimbus/test_leader_work.py", "tests/nimbus/test_dagster_client.py"),
-        "tests/nimbus/test_dagster_access.py",
+        *("tests/nimbus/test_dagster_access.py", "tests/nimbus/test_existing_dagster.py"),
     ),
 }
 """Group -> beginnings of the paths of its modules, in their order."""

@@ -253,7 +253,7 @@ def test_with_a_secret_only_administrators_are_served(reached: Reached) -> None:
 def test_beyond_loopback_it_needs_a_secret(tmp_path: Path) -> None:
     conf = {"storm.local.hostname": "localhost", "storm.bind.external": True}
     with pytest.raises(InvalidRequest, match=r"Dagster's web application .* storm\.secret\.file"):
-        service.serve(conf, tmp_path / "workspace.yaml", "0.0.0.0", 1, threading.Event())
+        service.serve(conf, [tmp_path / "workspace.yaml"], "0.0.0.0", 1, threading.Event())
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_another_dagster_has_no_ui_rather_than_an_open_one(
         match=r"The UI does not start, because the stock dagster-webserver lets everybody in",
     ):
         service.serve(
-            {"storm.local.hostname": "localhost"}, tmp_path / "w.yaml", None, 1, threading.Event()
+            {"storm.local.hostname": "localhost"}, [tmp_path / "w.yaml"], None, 1, threading.Event()
         )
 
 
@@ -288,7 +288,7 @@ def test_a_web_application_of_another_shape_is_refused(
         monkeypatch.setattr(stock, "DagsterWebserver", broken)
         with (
             pytest.raises(Unavailable, match="does not fit"),
-            service.dagster_application(tmp_path / "w.yaml"),
+            service.dagster_application([tmp_path / "w.yaml"]),
         ):
             pytest.fail("it was served")
 

@@ -225,7 +225,9 @@ class SparkBolt(Bolt):
             session = spark_session.worker_session(
                 self._conf, self._archive, cluster_servers=self._servers
             )
-            self._session = session
+            if session is not self._session:
+                self._session = session
+                spark_session.report_keys(self, self._subject, session)
         except Unavailable as error:
             run.outage = error
             return False

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from storm_dagster.spark.link import (
     probe,
     release_session,
 )
+from storm_dagster.spark.session_keys import KeysResult, read_back, set_keys, string_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +69,13 @@ _lock = threading.RLock()
 """Guards ``_sessions``: several tasks may open the session at once."""
 _sessions: dict[tuple[str, str, str], Any] = {}
 """(kind of target, URL, code) -> session."""
+_key_results: weakref.WeakKeyDictionary[Any, KeysResult] = weakref.WeakKeyDictionary()
+"""Session -> its keys of ``topology.spark.conf`` that have no effect; without an entry all have."""
+_OWN_KEYS = {
+    # The owner of a query fetches its last reports every second; the default is a hundred.
+    "spark.sql.streaming.numRecentProgressUpdates": "20"
+}
+"""Keys of every session; ``topology.spark.conf`` overrides them."""
 
 
 class ErrorsOnce:
@@ -291,6 +300,25 @@ def drop_worker_session(conf: Mapping[str, Any], lost: Any = None, code: str = "
         _abandon(session, target)
 
 
+def report_keys(component: Any, subject: str, session: Any) -> None:
+    """Report the keys of ``topology.spark.conf`` that have no effect in a new session.
+
+    It is one error of the component, which continues without them: topologies of an earlier
+    release, which ignored such keys, go on. ``subject`` names component and task.
+    """
+    result = _key_results.get(session)
+    if result is not None and result.sentences:
+        sentences = "; ".join(result.sentences)
+        component.raise_exception(InvalidTopology(f"{subject}: topology.spark.conf: {sentences}"))
+
+
+def _keep_result(session: Any, result: KeysResult) -> None:
+    """Remember the keys of a session that have no effect."""
+    _key_results[session] = result
+    for sentence in result.sentences:
+        _log.warning("topology.spark.conf: %s", sentence)
+
+
 def outage(conf: Mapping[str, Any], error: BaseException) -> Unavailable:
     """The error of a component whose session was lost.
 
@@ -386,10 +414,7 @@ def _connect(
         from pyspark.sql import SparkSession
 
     kind, url = target
-    # The owner of a query fetches its last reports every second; the default is a hundred.
-    spark_conf = {"spark.sql.streaming.numRecentProgressUpdates": "20"}
-    for key, value in dict(conf.get("topology.spark.conf") or {}).items():
-        spark_conf[str(key)] = str(value)
+    spark_conf = {**_OWN_KEYS, **string_keys(conf.get("topology.spark.conf"))}
     # Inherited from a parent process, this would override the conf.
     os.environ.pop("SPARK_REMOTE", None)
     try:
@@ -400,10 +425,14 @@ def _connect(
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
         app_name = str(conf.get("topology.name") or "topology")
         builder = SparkSession.builder.master(url).appName(app_name)
-        return builder.config(map={"spark.ui.enabled": "false", **spark_conf}).getOrCreate()
+        session = builder.config(map={"spark.ui.enabled": "false", **spark_conf}).getOrCreate()
+        _keep_result(session, read_back(session, spark_conf))
+        return session
     except Exception as error:
         cause = innermost(error)
         remedy = _START
+        if kind == "master" and "IllegalArgument" in cause:
+            remedy = "correct the values of topology.spark.conf"
         if _has_session_id(url) and "SESSION_CLOSED" in cause:
             remedy = (
                 "the id of a closed session is refused permanently, "
@@ -443,7 +472,7 @@ def _attach(url: str, session_id: str, spark_conf: Mapping[str, str], own: bool)
     # Before the first call, so that the builder gets no conf: it would send that first.
     limit_retries(session)
     try:
-        session.conf._set_all(configs=dict(spark_conf), silent=True)
+        _keep_result(session, set_keys(session, spark_conf))
         session.range(1).count()
     except Exception:
         # A bolt that waits for Spark retries every few seconds: open clients would add up.

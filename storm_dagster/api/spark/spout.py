@@ -316,7 +316,9 @@ class SparkSpout(Spout):
     def _start_query(self) -> Any:
         """Start the query, or continue one that runs. ``None`` if it is to halt."""
         session = spark_session.worker_session(self._conf, self._archive, self._code, self._servers)
-        self._session = session
+        if session is not self._session:
+            self._session = session
+            spark_session.report_keys(self, self._subject, session)
         # Read now: a lost session cannot return its version.
         self._version = session.version
         running = [query for query in session.streams.active if query.name == self._query_name]

@@ -140,17 +140,24 @@ class DevCluster:
 
     def _start(self) -> None:
         self._deadline = time.monotonic() + self._plan.options.timeout
-        self._workspace = prepare_dagster_home(self._home)
+        if self._plan.options.own_dagster:
+            self._workspace = prepare_dagster_home(self._home)
+        else:
+            # Spark waits on a small machine for a code server, which is not one of this cluster.
+            self._code_serves.set()
         self._plan.close_ports()
         ports = self._plan.ports.to_document()
         DevFile(conf=self._plan.given_conf(), ports=ports).write(self._home)
+        needed = [self._start_control]
+        if self._plan.options.own_dagster:
+            needed.append(self._start_dagster)
         self._tracks = [
             threading.Thread(target=self._track, args=(track,), name=track.__name__, daemon=True)
-            for track in (self._start_control, self._start_dagster, self._start_the_rest)
+            for track in (*needed, self._start_the_rest)
         ]
         for thread in self._tracks:
             thread.start()
-        tracks = self._tracks[:2]
+        tracks = self._tracks[: len(needed)]
         while any(thread.is_alive() for thread in tracks) and self._failure is None:
             if self._stop.wait(0.1):
                 break
@@ -442,7 +449,6 @@ class DevCluster:
             spark = endpoints.SparkEndpoint(
                 remote=plan.spark_remote, pid=self._pid("spark-0"), starting=self._spark_starts
             )
-        dagster_pids = [self._pid(f"dagster-{part}-0") for part in ("webserver", "daemon", "code")]
         cluster = endpoints.ClusterFile(
             zookeeper=plan.zookeeper,
             zookeeper_root=plan.conf["storm.zookeeper.root"],
@@ -451,16 +457,22 @@ class DevCluster:
             supervisors=tuple(
                 self._supervisor_endpoint(index) for index in range(len(plan.ports.slots))
             ),
-            dagster=endpoints.DagsterEndpoint(
-                url=plan.web_url,
-                home=str(self._home / "dagster"),
-                pids=tuple(pid for pid in dagster_pids if pid is not None),
-            ),
+            dagster=self._dagster_endpoint(),
             spark=spark,
         )
         with self._lock:
             cluster.write(self._home)
         return cluster
+
+    def _dagster_endpoint(self) -> endpoints.DagsterEndpoint:
+        plan = self._plan
+        pids = [self._pid(f"dagster-{part}-0") for part in ("webserver", "daemon", "code")]
+        return endpoints.DagsterEndpoint(
+            url=plan.web_url,
+            home=str(self._home / "dagster") if plan.options.own_dagster else "",
+            pids=tuple(pid for pid in pids if pid is not None),
+            own=plan.options.own_dagster,
+        )
 
     def _nimbus_endpoint(self, index: int) -> endpoints.NimbusEndpoint:
         return endpoints.NimbusEndpoint(

@@ -1,6 +1,7 @@
 """Options of ``dev``."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -22,6 +23,10 @@ class DevOptions:
     """Workers of a Spark standalone cluster on which the Connect server runs its jobs; 0: they run
     in the server.
     """
+    own_dagster: bool = True
+    """False if a Dagster that ``dev`` does not start serves this cluster."""
+    workspaces: tuple[Path, ...] = ()
+    """Workspace files of the user, whose code locations dev's own Dagster serves, too."""
 
     @property
     def size(self) -> tuple[int, int, int, int]:

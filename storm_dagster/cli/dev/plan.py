@@ -18,6 +18,7 @@ from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.host.files import write_atomically
 from storm_dagster.model.conf import ClusterConf
+from storm_dagster.nimbus.dagster.transport import DagsterAccess
 from storm_dagster.packaging.target import target_roots
 from storm_dagster.security.exposure import make_private
 from storm_dagster.security.peers import can_identify_peers
@@ -62,7 +63,7 @@ def prepare_dagster_home(home: Path) -> Path:
         instance.write_text(text, encoding="utf-8")
     workspace = folder / "workspace.yaml"
     workspace.write_text(
-        "# Written by `storm-dagster dev` at every start.\n"
+        "# Written by `storm-dagster dev` at every start; `dev --workspace FILE` adds locations.\n"
         "load_from:\n"
         "  - grpc_server:\n"
         f"      socket: {json.dumps(str(code_socket(home)))}\n"
@@ -103,8 +104,12 @@ class ClusterPlan:
 
     @property
     def web_url(self) -> str:
-        """URL of Dagster's UI."""
-        return f"{Security.of(self.conf).scheme}://{HOST}:{self.ports.webserver}"
+        """URL of Dagster's UI, of this cluster or of the one that the conf names."""
+        if self.options.own_dagster:
+            return f"{Security.of(self.conf).scheme}://{HOST}:{self.ports.webserver}"
+        access = DagsterAccess.of(self.conf)
+        assert access is not None, "the verb has set the address of a Dagster that exists"
+        return access.site
 
     def nimbus_url(self, index: int) -> str:
         """Base URL of a nimbus's HTTP service."""
@@ -175,8 +180,9 @@ class ClusterPlan:
             "storm.zookeeper.port": self.ports.zookeeper,
             "storm.zookeeper.ssl.enable": False,
             "nimbus.seeds": [f"{HOST}:{port}" for port in self.ports.http],
-            "dagster.graphql.url": f"{self.web_url}/graphql",
         }
+        if self.options.own_dagster:
+            values["dagster.graphql.url"] = f"{self.web_url}/graphql"
         if self.embeds_spark:
             values["spark.remote"] = self.spark_remote
             values["spark.connect.port"] = self.ports.spark
@@ -278,16 +284,26 @@ class ClusterPlan:
         return DaemonSpec("dagster-code", "0", command)
 
     def webserver_daemon(self, workspace: Path) -> DaemonSpec:
-        """Dagster's UI and GraphQL, behind a password."""
+        """Dagster's UI and GraphQL, behind a password.
+
+        ``workspace`` is the file with the cluster's code location.
+        """
         address = ("--host", HOST, "--port", str(self.ports.webserver))
         return DaemonSpec(
             "dagster-webserver",
             "0",
-            self._daemon("web", {}, *address, "--workspace", str(workspace)),
+            self._daemon("web", {}, *address, *self._workspace_options(workspace)),
             {"http": self.ports.webserver},
         )
 
     def dagster_daemon(self, workspace: Path) -> DaemonSpec:
         """Sensors and schedules."""
-        argv = (sys.executable, "-m", "dagster._daemon", "run", "--workspace", str(workspace))
-        return DaemonSpec("dagster-daemon", "0", argv)
+        run = (sys.executable, "-m", "dagster._daemon", "run")
+        return DaemonSpec("dagster-daemon", "0", (*run, *self._workspace_options(workspace)))
+
+    def _workspace_options(self, workspace: Path) -> tuple[str, ...]:
+        """Options that name the workspace of this cluster, then those of the user."""
+        options: list[str] = []
+        for path in (workspace, *self.options.workspaces):
+            options += ["--workspace", str(path)]
+        return tuple(options)

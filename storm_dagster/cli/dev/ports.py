@@ -6,7 +6,7 @@ They are chosen before the first daemon starts, so that a restarted daemon uses 
 import random
 import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class DevPorts:
     zookeeper: int
     spark: int
     webserver: int
+    """0 if the cluster has no Dagster of its own."""
     thrift: tuple[int, ...]
     """One for each nimbus."""
     http: tuple[int, ...]
@@ -53,7 +54,9 @@ class DevPorts:
 
     def all(self) -> list[int]:
         """Every port of the cluster."""
-        ports = [self.zookeeper, self.spark, self.webserver]
+        ports = [self.zookeeper, self.spark]
+        if self.webserver:
+            ports.append(self.webserver)
         ports += [*self.thrift, *self.http, *self.supervisor_http]
         for slots in self.slots:
             ports += slots
@@ -84,9 +87,12 @@ def _default_ports(conf: ClusterConf, options: DevOptions) -> DevPorts:
     ports = _ports_of_conf(conf, options)
     busy_ports = _busy(ports.all())
     if busy_ports:
+        hint = ""
+        if _WEB_PORT in busy_ports:
+            hint = f"; if a Dagster of yours has {_WEB_PORT}, --no-dagster uses it"
         raise Unavailable(
             f"ports {', '.join(map(str, busy_ports))} are taken on this machine: end the processes "
-            "that listen there, or use `storm-dagster dev --ports auto`"
+            f"that listen there, or use `storm-dagster dev --ports auto`{hint}"
         )
     if len(set(ports.all())) != len(ports.all()):
         raise InvalidRequest(
@@ -110,7 +116,7 @@ def _ports_of_conf(conf: ClusterConf, options: DevOptions) -> DevPorts:
     return DevPorts(
         zookeeper=client,
         spark=conf["spark.connect.port"],
-        webserver=_WEB_PORT,
+        webserver=_WEB_PORT if options.own_dagster else 0,
         thrift=tuple(conf["nimbus.thrift.port"] + index for index in range(nimbuses)),
         # By default 7621 + 10 n are ports of nimbuses, and the nine between two of them ports of
         # supervisors.
@@ -153,7 +159,7 @@ def _auto_ports(options: DevOptions) -> DevPorts:
     return DevPorts(
         zookeeper=servers[0][0],
         spark=spark,
-        webserver=webserver,
+        webserver=webserver if options.own_dagster else 0,
         thrift=thrift,
         http=http,
         supervisor_http=supervisor_http,
@@ -209,9 +215,14 @@ def choose_ports(options: DevOptions, conf: ClusterConf, home: Path) -> DevPorts
         return _default_ports(conf, options)
     ports = _auto_ports(options)
     former = _ports_of(home)
-    if former is not None and _shape(former) == _shape(ports) and not _busy(former.all()):
-        return former
-    return ports
+    if former is None or _shape(former) != _shape(ports):
+        return ports
+    # A HOME whose Dagster is now another one keeps its slots, which assignments name.
+    webserver = 0
+    if options.own_dagster:
+        webserver = former.webserver or ports.webserver
+    former = replace(former, webserver=webserver)
+    return ports if _busy(former.all()) else former
 
 
 def _ports_of(home: Path) -> DevPorts | None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from storm_dagster.core.dataplane.window_state import window_shape
 from storm_dagster.core.scheduling.build import user_workers
 from storm_dagster.core.submission.conf import normalize_conf, submitted_keys, total_conf
+from storm_dagster.core.submission.spark_keys import check_spark_keys
 from storm_dagster.core.submission.tasks import (
     normalize_topology,
     number_tasks,
@@ -82,6 +83,7 @@ def normalize_submission(
     total = total_conf(cluster, conf)
     normal = normalize_topology(total, spec).model_copy(update={"conf": {}})
     validate_topology(normal, total)
+    check_spark_keys(cluster, conf, normal)
     _check_limits(cluster, normal, total)
     _check_submitted_keys(submitted)
     # Raises if the table is too large for a node of ZooKeeper.

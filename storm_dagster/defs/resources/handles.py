@@ -20,7 +20,7 @@ from storm_dagster.client import command
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.defs.instance_settings import tick_conf
 from storm_dagster.defs.keys import catalog_field
-from storm_dagster.host.endpoints import ClusterFile, cluster_conf, home_dir
+from storm_dagster.host.endpoints import ClusterFile, DevFile, cluster_conf, home_dir
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
@@ -41,14 +41,32 @@ def _local_cluster_runs(home: Path) -> bool:
     return any(record.role == "dev" and record.alive() for record in RunFile.read_all(home))
 
 
+def start_arguments(home: Path) -> list[str]:
+    """Command line that starts the smallest useful cluster in ``home``.
+
+    If the last ``dev`` there had no Dagster of its own, this one has none, either: the Dagster that
+    runs this code serves the cluster.
+    """
+    arguments = ["dev", "--detach", "--ports", "auto", "--home", str(home)]
+    arguments += ["--supervisors", "2", "--slots", "4", "--nimbuses", "1"]
+    last = DevFile.read(home)
+    if last.own_dagster:
+        return arguments
+    arguments.append("--no-dagster")
+    url = str(last.conf.get("dagster.graphql.url") or "")
+    # An address with a password is in a file, never on a command line.
+    if url and "@" not in url:
+        arguments += ["-c", f"dagster.graphql.url={url}"]
+    return arguments
+
+
 def _start_cluster(home: Path) -> None:
     """Start the smallest useful cluster in ``home``, and wait until it is ready.
 
     It outlives this process. :class:`Unavailable` if it is not ready within five minutes,
     :class:`Conflict` if another process starts one there, and the other errors of `dev`.
     """
-    arguments = ["dev", "--detach", "--ports", "auto", "--home", str(home)]
-    arguments += ["--supervisors", "2", "--slots", "4", "--nimbuses", "1"]
+    arguments = start_arguments(home)
     try:
         # This run may belong to another cluster, which must not end the new one together with its
         # own processes.

@@ -26,6 +26,7 @@ from storm_dagster.operations.submit.staging import (
     refuse_cancelled,
 )
 from storm_dagster.operations.submit.submission import take_over
+from storm_dagster.spark.session_keys import no_key_check
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,15 @@ def connect(handles: Handles, log: logging.Logger, run: str = "") -> Iterator[Op
         # In a tick PySpark would change the environment of the project's code server, which its own
         # runs inherit.
         planner = handles.spark.planner(cluster) if run else plan_placement
+        spark_keys = handles.spark.check_keys if run else no_key_check
         yield OperationsContext(
-            cluster=cluster, blobs=blobs, conf=conf, planner=planner, log=log, run=run
+            cluster=cluster,
+            blobs=blobs,
+            conf=conf,
+            planner=planner,
+            spark_keys=spark_keys,
+            log=log,
+            run=run,
         )
 
 

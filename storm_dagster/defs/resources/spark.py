@@ -15,12 +15,15 @@ from storm_dagster.security.spark_remote import (
     derived_spark_token,
     with_spark_token,
 )
+from storm_dagster.spark.session_keys import KeysResult
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 if TYPE_CHECKING:
     from dagster_pyspark import LazyPySparkResource
     from pyspark.sql import SparkSession
 
+_ASK_SECS = 2.0
+"""Time in which the server must say which keys of a topology it refuses."""
 _RELEASE_SECS = 5.0
 """Time that the server has to release a session at the end of a run's process."""
 
@@ -86,6 +89,19 @@ class SparkResource(ClusterHandle):
             return plan_on_cluster(conf, cluster, batch, open_session=open_session, home=home)
 
         return plan
+
+    def check_keys(self, url: str, keys: Mapping[str, str]) -> KeysResult:
+        """What the Spark server at the URL says about the keys of a topology.
+
+        :class:`Unavailable` if it does not answer within 2 s.
+        """
+        from storm_dagster.spark.session import ask_keys
+
+        conf = self.conf()
+        token = derived_spark_token(conf)
+        servers = cluster_spark_servers(conf)
+        remote = with_spark_token(url, servers, self.home_path(), token)
+        return ask_keys(remote, keys, _ASK_SECS)
 
 
 def open_session(spark_conf: Mapping[str, str]) -> "SparkSession":

@@ -258,10 +258,14 @@ class DagsterTransport:
 
         :class:`NoResponse` for an answer that is not JSON.
         """
+        response = self._send(address, body, patience or self._timeout)
         try:
-            return self._send(address, body, patience or self._timeout).json()
+            return response.json()
         except ValueError as error:
-            raise NoResponse(_out_of_reach(self._require(), error)) from None
+            raise NoResponse(
+                f"{self._require().url} does not answer as Dagster does ({error}): start its "
+                "webserver there, or correct dagster.graphql.url"
+            ) from None
 
     def _send(self, address: str, body: Mapping[str, Any], patience: float) -> httpx.Response:
         """Post a JSON document, and return a response that is to be read.
@@ -342,6 +346,12 @@ def _silence(access: DagsterAccess, secs: float) -> str:
 
 
 def _out_of_reach(access: DagsterAccess, error: Exception) -> str:
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return (
+            f"Dagster at {access.url} has a certificate that is not trusted ({error}): set "
+            "storm.tls.ca to the certificate of its authority, or dagster.graphql.url to the name "
+            "in the certificate"
+        )
     return (
         f"Dagster at {access.url} does not answer ({error or type(error).__name__}): start its "
         "webserver, or set dagster.graphql.url"

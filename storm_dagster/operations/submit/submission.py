@@ -17,6 +17,7 @@ from storm_dagster.core.submission.conf import (
     submitted_keys,
     total_conf,
 )
+from storm_dagster.core.submission.spark_keys import check_spark_keys
 from storm_dagster.core.submission.tasks import (
     executor_counts,
     number_tasks,
@@ -49,6 +50,7 @@ from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the late
     publish_assignment,
     stage_assignment,
 )
+from storm_dagster.operations.submit.spark_conf import check_session_keys
 
 STAGE_CONF = shared_steps(
     "stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest"
@@ -185,6 +187,7 @@ def _read_source_or_staged(
     conf, spec = normalize_submission(
         ctx.values(), submitted, spec.model_copy(update={"name": name})
     )
+    warnings += check_session_keys(ctx, total_conf(ctx.values(), conf), spec)
     return _Source(conf, spec, archive, former, submitted_keys(submitted), tuple(warnings))
 
 
@@ -331,7 +334,9 @@ def update_differences(
     """
     submitted, spec, _, _ = read_source(ctx, handle, topology)
     old = {**load_runnable(ctx, topology).conf, "topology.workers": topology.base.workers}
-    new = total_conf(ctx.values(), normalize_conf(ctx.values(), submitted, spec, topology.id))
+    conf = normalize_conf(ctx.values(), submitted, spec, topology.id)
+    check_spark_keys(ctx.values(), conf, spec)
+    new = total_conf(ctx.values(), conf)
     differences = conf_differences(old, new)
     before = mask({key: old_value for key, (old_value, _) in differences.items()})
     after = mask({key: new_value for key, (_, new_value) in differences.items()})
