@@ -112,7 +112,7 @@ def uptime(record: RunFile) -> float:
 def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], str]:
     """State of the healing sensor, and a text about it.
 
-    ``armed`` is true if the cluster has a healer. Right after a ``dev`` in ``home`` that has started
+    ``armed`` is true if the cluster has a healer. Right after a ``dev`` in ``home`` that started
     Dagster, too, the sensor is not expected to be armed yet.
     """
     if armed:

@@ -325,6 +325,10 @@ UNDEFINED = {
         event("materialization", "lake/clicks", partition="2025-13-01"),
         "its newest key is",
     ),
+    "not partitioned": (
+        event("materialization", "lake/days", partition="2025-01-02"),
+        "not partitioned",
+    ),
     "no partition": (event("materialization", "lake/clicks"), "partition="),
     "check": (event("check", "lake/clicks", check="in_ordr", passed=True), "'in_order'"),
 }

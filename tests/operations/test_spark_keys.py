@@ -17,7 +17,7 @@ REMOTE = "sc://spark1:15002"
 
 def topology() -> dict[str, object]:
     builder = TopologyBuilder("prices")
-    builder.set_spout("lines", "prices:Lines", outputs=["text"])
+    builder.set_spout("lines", "wc.spouts:Lines", outputs=["text"])
     builder.set_bolt("totals", SparkBolt, inputs="lines", args={"function": "prices:totals"})
     return builder.build().model_dump(mode="json")
 

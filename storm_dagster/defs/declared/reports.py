@@ -96,20 +96,27 @@ class KnownAssets:
 
     @cached_property
     def _partitions(self) -> dict[str, dg.PartitionsDefinition | None]:
-        """Asset -> its partitions. Assets that are only dependencies have none here."""
+        """Asset -> its partitions, of each asset that is defined."""
         repository = self._repository
         partitions: dict[str, dg.PartitionsDefinition | None] = {}
         if repository is None:
             return partitions
         for key, definition in repository.assets_defs_by_key.items():
-            for dep in definition.get_asset_spec(key).deps:
-                # A condition below such an asset starts by its events.
-                partitions.setdefault(dep.asset_key.to_user_string(), None)
-        for key, definition in repository.assets_defs_by_key.items():
             partitions[key.to_user_string()] = definition.get_asset_spec(key).partitions_def
         for key, source in repository.source_assets_by_key.items():
             partitions[key.to_user_string()] = source.partitions_def
         return partitions
+
+    @cached_property
+    def _dependencies(self) -> set[str]:
+        """Assets that the defined ones depend on: conditions below them start by their events."""
+        if self._repository is None:
+            return set()
+        dependencies: set[str] = set()
+        for key, definition in self._repository.assets_defs_by_key.items():
+            deps = definition.get_asset_spec(key).deps
+            dependencies.update(dep.asset_key.to_user_string() for dep in deps)
+        return dependencies
 
     @cached_property
     def _checks(self) -> set[tuple[str, str]]:
@@ -127,7 +134,8 @@ class KnownAssets:
         if self._repository is None:
             return None
         asset = report.asset
-        if asset not in self._partitions:
+        is_defined = asset in self._partitions
+        if not is_defined and asset not in self._dependencies:
             nearest = _nearest(asset, self._partitions)
             return (
                 f"asset {asset!r} is not defined in the code location that declared the topology"
@@ -141,7 +149,8 @@ class KnownAssets:
                 f"that declared the topology{nearest}: add it as an AssetCheckSpec, or report the "
                 "name of one that is"
             )
-        return self._partition_problem(report)
+        # Of an asset that is only a dependency no partitions are known.
+        return self._partition_problem(report) if is_defined else None
 
     def _partition_problem(self, report: ReportSubject) -> str | None:
         """Reason why the asset does not have the partition of the report."""
@@ -155,8 +164,10 @@ class KnownAssets:
                 "partition: report it with partition="
             )
         if partitions is None:
-            # Of an asset that is only a dependency no partitions are known.
-            return None
+            return (
+                f"asset {report.asset!r} is not partitioned, and its {report.kind} names the "
+                f"partition {key!r}: report it without a partition"
+            )
         if self._has_partition(partitions, key):
             return None
         return (

@@ -75,6 +75,7 @@ _SAMPLES = {
     "component": "a/b%c",
     "key": "wc-1-1700000000-stormjar.jar",
     "holder": "host:8000-1",
+    "first": 1,
     "part": "part",
     "client_token": "token",
     "token": "token",
