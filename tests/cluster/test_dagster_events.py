@@ -204,4 +204,11 @@ def checks(instance: dg.DagsterInstance) -> list[dg.AssetCheckEvaluation]:
     records = instance.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(CLICKS, "complete"), limit=10
     )
-    return [record.event.dagster_event.event_specific_data for record in records if record.event]
+    found: list[dg.AssetCheckEvaluation] = []
+    for record in records:
+        event = record.event.dagster_event if record.event is not None else None
+        if event is not None:
+            data = event.event_specific_data
+            assert isinstance(data, dg.AssetCheckEvaluation)
+            found.append(data)
+    return found

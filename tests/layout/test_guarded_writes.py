@@ -62,6 +62,7 @@ GUARDED: dict[str, dict[str, str]] = {
         "BlobRegistry.unregister.delete_node": SESSION,
     },
     "nimbus/daemon.py": {"_initialize.mkdirs": EMPTY},
+    "operations/live/event_logs.py": {"_store.mkdirs": EMPTY},
     "spark/planner.py": {
         "ClusterSessionIds.replace.transaction": OWN_VERSION,
         "ClusterSessionIds.replace.set_data": OWN_VERSION,

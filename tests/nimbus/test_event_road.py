@@ -1,4 +1,4 @@
-"""Events from a worker to Dagster by way of the leader: taken, pulled or forwarded, acknowledged."""
+"""Events from a worker to Dagster through the leader: taken, pulled or forwarded, acknowledged."""
 
 from __future__ import annotations
 

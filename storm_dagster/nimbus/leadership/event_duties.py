@@ -38,8 +38,9 @@ _MAX_PAUSE_SECS = 15.0
 class LeaderEvents(LeaderRounds):
     """Forwarding of events in a separate thread.
 
-    Dagster may be slow, or away for days. The events of a log are forwarded in order, those of different logs in turns. They are
-    acknowledged after each page: if the leader is lost before that, a page is repeated.
+    Dagster may be slow, or away for days. The events of a log are forwarded in order, those of
+    different logs in turns. They are acknowledged after each page: if the leader is lost before
+    that, a page is repeated.
     """
 
     def __init__(self, nimbus: Nimbus) -> None:

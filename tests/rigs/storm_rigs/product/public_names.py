@@ -75,6 +75,7 @@ _SAMPLES = {
     "component": "a/b%c",
     "key": "wc-1-1700000000-stormjar.jar",
     "holder": "host:8000-1",
+    "first": 1,
     "part": "part",
     "client_token": "token",
     "token": "token",
@@ -348,7 +349,9 @@ def _handles() -> tuple[Any, Any]:
         uploads=(),
         unreported=(),
         blobs=types.SimpleNamespace(base=types.SimpleNamespace(keys=lambda: [])),
-        cluster=types.SimpleNamespace(session=types.SimpleNamespace(connected=True)),
+        cluster=types.SimpleNamespace(
+            session=types.SimpleNamespace(connected=True), event_logs=dict
+        ),
         reads=reads,
     )
     view = types.SimpleNamespace(epoch=1, topologies={}, supervisors={}, used_ports=lambda: {})
