@@ -349,7 +349,9 @@ def _handles() -> tuple[Any, Any]:
         uploads=(),
         unreported=(),
         blobs=types.SimpleNamespace(base=types.SimpleNamespace(keys=lambda: [])),
-        cluster=types.SimpleNamespace(session=types.SimpleNamespace(connected=True)),
+        cluster=types.SimpleNamespace(
+            session=types.SimpleNamespace(connected=True), event_logs=dict
+        ),
         reads=reads,
     )
     view = types.SimpleNamespace(epoch=1, topologies={}, supervisors={}, used_ports=lambda: {})
