@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from storm_dagster.defs.declared.events import (
 from storm_dagster.defs.declared.reports import reports_result
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.model import paths
-from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.dagster_events import DagsterEvent, target_key
 from storm_rigs.dagster.dagster_results import shown
 from storm_rigs.dagster.declared_location import CODE, DeclaredLocation
 from storm_rigs.stage.dagster_world import DagsterWorld, connection_waits, leading_nimbus
@@ -202,6 +203,32 @@ def test_events_come_in_order_with_all_their_fields(road: Road) -> None:
 
 
 @pytest.mark.long
+def test_the_reports_of_tasks_on_a_table_are_one_materialization(road: Road) -> None:
+    wc = road.location.topologies["wc"]
+    words = dg.AssetKey(["mart", "words"])
+    road.location.topologies["wc"] = replace(wc, targets={("count", "postgres", "words"): words})
+
+    def table_report(component: str, rows: int) -> DagsterEvent:
+        key = target_key(component, "postgres/words")
+        metadata = {"rows": rows, "tasks": 1, "newest_event_time": f"2025-01-02T0{rows}:00:00"}
+        return DagsterEvent.make("wc/count", "materialization", key, metadata=metadata)
+
+    road.report(
+        table_report("count", 3),
+        event(metadata={"number": 1}),
+        table_report("count", 4),
+        table_report("gone", 5),
+    )
+    seen, made = road.tick().asset_events
+    assert isinstance(seen, dg.AssetObservation)
+    assert isinstance(made, dg.AssetMaterialization)
+    assert made.asset_key == words
+    assert (made.metadata["rows"].value, made.metadata["tasks"].value) == (7, 2)
+    assert made.metadata["newest_event_time"].value == "2025-01-02T04:00:00"
+    road.tick()
+    assert road.waiting() == 0
+
+
 def test_an_asset_below_starts_by_the_event_and_a_wrong_partition_stops_none(road: Road) -> None:
     hours = {"2025-01-02-10:00", "2025-01-02-11:00"}
     cursor: Any = None

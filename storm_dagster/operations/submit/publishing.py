@@ -235,7 +235,8 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     changed since the placement was computed, the placement is recomputed, and after every lost race
     once more, until the assignment wait ends. A published topology is not written. Raises
     :class:`AlreadyAlive` if another topology has taken the name, :class:`Fenced` if the epoch of
-    the staged conf is over, :class:`Unavailable` if the topology no longer fits.
+    the staged conf is over, :class:`NotAlive` if the submission was cancelled,
+    :class:`Unavailable` if the topology no longer fits.
     """
     record, staged, runnable = _read_staged(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
@@ -251,6 +252,10 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
         if published is not None:
             return _published_result(record, planned, published)
         if view.epoch != record.epoch:
+            # The reason that a user knows comes first: a kill stays in force under a new leader.
+            stored = read_token(ctx, token)
+            if stored is not None:
+                refuse_cancelled(token, stored[0])
             raise Fenced(
                 f"topology {record.name!r} was staged under leadership epoch {record.epoch}, "
                 f"which is over (now {view.epoch}): materialize storm/topology_conf again"
