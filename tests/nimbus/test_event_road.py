@@ -155,6 +155,13 @@ def test_a_code_location_pulls_what_a_worker_reported(leading: Callable[..., Clu
     assert cluster.nimbus.get("/v1/topologies/wc/events").status_code == 409, "no owner"
     assert cluster.pull("no%2Fname").status_code in (400, 404)
 
+    unproven = [
+        cluster.nimbus.post(f"/v1/topologies/{name}/events", {"events": []})
+        for name in ("wc", "absent")
+    ]
+    assert [answer.status_code for answer in unproven] == [401, 401]
+    assert unproven[0].text == unproven[1].text, "a stranger learns no name"
+
     reason = "is for an asset that no code location defines, the nearest is lake/word"
     for _ in range(2):
         answer = cluster.acknowledge("wc", log, 2, **{"2": reason})

@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
@@ -14,7 +15,7 @@ from storm_dagster.http.documents import JsonMap
 from storm_dagster.http.responses import bounded_json
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.dagster_events import decode_event
-from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
+from storm_dagster.model.errors import Corrupt, InvalidRequest, NotAlive, NotAuthenticated
 from storm_dagster.model.names import check_component_id, check_topology_reference
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.parameters import TOPOLOGY_NAME
@@ -154,21 +155,24 @@ class EventRoutes:
     def _sending_topology(self, request: Request) -> TopologyView:
         """The topology with a live worker that has the request's token.
 
-        :class:`NotAuthenticated` without such a worker, :class:`NotLeading` at a follower.
+        :class:`NotAuthenticated` without such a worker, :class:`NotLeading` at a follower. The
+        error is the same for every name, so that it tells a stranger nothing about topologies.
         """
         nimbus = self._nimbus
         nimbus.status.require()
-        topology = topology_by_name(nimbus.shown_view(), request.path_params["name"])
         authorization = request.headers.get("authorization", "")
         token = authorization.removeprefix("Bearer ").encode("utf-8", "replace")
-        workers = nimbus.cluster.live_workers(topology.id).values()
-        if not any(hmac.compare_digest(token, worker.token.encode()) for worker in workers):
-            raise NotAuthenticated(
-                f"events of topology {topology.id} come from its live workers only, which send "
-                "their start token "
-                "(Authorization: Bearer)"
-            )
-        return topology
+        topology = None
+        with suppress(NotAlive, Corrupt):
+            topology = topology_by_name(nimbus.shown_view(), request.path_params["name"])
+        if topology is not None and token:
+            for worker in nimbus.cluster.live_workers(topology.id).values():
+                if hmac.compare_digest(token, worker.token.encode()):
+                    return topology
+        raise NotAuthenticated(
+            "events of a topology come from its live workers only, which send their start token "
+            "(Authorization: Bearer)"
+        )
 
     async def _take(self, topology: TopologyView, document: dict[str, Any]) -> dict[str, Any]:
         """Take the events of a request's body, and return its response.
