@@ -95,7 +95,9 @@ def configuration_page() -> list[str]:
         "",
         "Shipped defaults, then `HOME/storm.yaml` (or the `storm.yaml` of `--conf-dir`), then `-c KEY=VALUE`; a "
         "topology's own conf lies over the `topology.` keys. `storm-dagster conf` prints each value and where "
-        "it comes from. An unknown key below one of these prefixes is refused with the nearest known one.",
+        "it comes from. An unknown key below one of these prefixes is refused with the nearest known one. *Set by* "
+        "says who may set a key: the cluster's conf alone, also the topologies of administrators, or those of "
+        "all users. Workers get the cluster's value of the keys that have a yes under *workers*.",
         "",
     ]
     groups: dict[str, list[str]] = {}
@@ -104,7 +106,8 @@ def configuration_page() -> list[str]:
     for prefix, keys in groups.items():
         lines += [f"## {prefix}", ""]
         lines += rows(
-            ["key", "default", "kind", "means"], (_key_row(key, defaults.get(key)) for key in keys)
+            ["key", "default", "kind", "set by", "workers", "means"],
+            (_key_row(key, defaults.get(key)) for key in keys),
         )
     lines += ["## Removed keys", ""]
     lines += ["Keys of earlier releases. They are accepted with a warning.", ""]
@@ -141,7 +144,7 @@ def link_pages(text: str) -> str:
     return re.sub(r"\bdocs/([\w-]+\.md)\b", link, text)
 
 
-def _key_row(key: str, default: Any) -> tuple[str, str, str, str]:
+def _key_row(key: str, default: Any) -> tuple[str, ...]:
     spec = CONF_KEYS[key]
     bounds = [
         *([f"at least {spec.minimum:g}"] if spec.minimum is not None else []),
@@ -149,7 +152,9 @@ def _key_row(key: str, default: Any) -> tuple[str, str, str, str]:
         *([f"one of {', '.join(spec.choices)}"] if spec.choices else []),
     ]
     meaning = spec.doc + (f" ({'; '.join(bounds)})" if bounds else "")
-    return f"`{key}`", f"`{json.dumps(default)}`", spec.kind, link_pages(cell(meaning))
+    workers = "yes" if spec.worker else ""
+    text = link_pages(cell(meaning))
+    return f"`{key}`", f"`{json.dumps(default)}`", spec.kind, spec.setter, workers, text
 
 
 def autodoc(kind: str, target: str) -> list[str]:

@@ -10,18 +10,22 @@ from typing import Any
 
 import click
 
+from storm_dagster.model.names import INVISIBLE
 from storm_dagster.model.operation_text import operation_text
 
-# Control characters but tab and line feed.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# Control characters after ASCII. JSON itself escapes those below.
-_ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+# Control characters but tab and line feed, and those that are not seen or turn the text around.
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{INVISIBLE}]")
+_INVISIBLE_CODES = [
+    code for code in range(0x600, 0x10000) if re.fullmatch(f"[{INVISIBLE}]", chr(code))
+]
+# Such characters after ASCII. JSON itself escapes those below.
+_ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_INVISIBLE_CODES)}
 
 
 def plain(text: object) -> str:
-    """Replace control characters by ``?``.
+    """Replace control characters, and those that hide or turn text, by ``?``.
 
-    The text then cannot drive the terminal.
+    The text then cannot drive the terminal, and is what it looks like.
     """
     return _CONTROL.sub("?", str(text))
 

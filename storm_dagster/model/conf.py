@@ -7,8 +7,8 @@ A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yam
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import yaml
@@ -27,7 +27,8 @@ SECRET_KEYS = frozenset({"storm.secret", *_ZOOKEEPERS, "dagster.graphql.headers"
 # Parts of the name of a secret.
 _TELLTALE = re.compile(
     r"secret|passw|passphrase|(?<![a-z])pwd|token|credential|payload|cookie|jaas|authorization|"
-    r"(private|access|api|account|signing)[._-]?key|key[._-]pem",
+    r"(private|access|api|account|signing|encryption)[._-]?key|key[._-]pem|ssl[._-]key(?!store)|"
+    r"signature|keytab|bearer|webhook|(?<![a-z])(?:auth|pin)$",
     re.IGNORECASE,
 )
 # Ends of names whose values are no secrets, such as storm.secret.file.
@@ -37,9 +38,10 @@ _IN_TEXT = re.compile(
     # User and password in an address, options of a Spark or database address, headers, AWS and
     # GitHub keys.
     r"(?P<login>(?<=://)[^/?#\s]*@)"
-    r"|(?P<option>[;?&](?:[a-z_.-]*(?:token|password|passwd|pwd|secret|authorization|key))=)"
+    r"|(?P<option>(?:[;?&]|--)(?:[a-z_.-]*(?:token|password|passwd|pwd|secret|authorization|key))=)"
     r"[^;&\s\"']+"
     r"|(?P<header>\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=._~-]{8,}"
+    r"|(?P<hook>\bhooks\.slack\.com/services/)[^\s\"']+"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{20,}",
     re.IGNORECASE,
 )
@@ -59,7 +61,7 @@ def mask_text(text: str) -> str:
 def _mask_match(match: re.Match[str]) -> str:
     if match["login"]:
         return HIDDEN + "@"
-    prefix = match["option"] or match["header"] or ""
+    prefix = match["option"] or match["header"] or match["hook"] or ""
     return prefix + HIDDEN
 
 
@@ -78,8 +80,25 @@ def mask(value: Any, key: object = "") -> Any:
     if is_secret_key(key) and value and not isinstance(value, bool):
         return HIDDEN
     if isinstance(value, list | tuple):
-        return [mask(item) for item in value]
+        return _mask_list(value)
     return mask_text(value) if isinstance(value, str) else value
+
+
+def _mask_list(items: Sequence[Any]) -> list[Any]:
+    """Mask the items of a list, which may be the arguments of a command.
+
+    The argument after an option such as ``--password`` is a secret.
+    """
+    masked: list[Any] = []
+    option = ""
+    for item in items:
+        if option and isinstance(item, str) and item:
+            masked.append(HIDDEN)
+        else:
+            masked.append(mask(item))
+        is_option = isinstance(item, str) and item.startswith("-") and "=" not in item
+        option = item if is_option and is_secret_key(item.lstrip("-")) else ""
+    return masked
 
 
 def yaml_problem(error: Exception) -> str:
@@ -95,6 +114,7 @@ OWNED_PREFIXES = ("topology.", "storm.", "nimbus.", "supervisor.", "worker.")
 """An unknown key below these is a mistake; all other prefixes belong to the user."""
 
 Kind = Literal["int", "number", "bool", "str", "list[str]", "list[int]", "map", "list[map]", "path"]
+Setter = Literal["cluster", "administrator", "user"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +131,10 @@ class ConfKey:
     maximum: float | None = None
     choices: Collection[str] = ()
     """Valid values; empty: all of the kind."""
+    setter: Setter = field(kw_only=True)
+    """Who may set it: the cluster's conf alone, an administrator's topology, or any topology."""
+    worker: bool = field(kw_only=True)
+    """True if workers read it, so that supervisors hand them the cluster's value."""
 
 
 _KINDS: dict[Kind, tuple[str, Any]] = {

@@ -17,6 +17,10 @@ TOPOLOGY_MASTER = "__topology_master"
 SYSTEM = "__system"
 
 _TOPOLOGY_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+INVISIBLE = "\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\u061c"
+"""Characters without a width and marks of direction, for a class of a pattern: a text with them is
+not what it looks like.
+"""
 _COMPONENT_ID = re.compile(r"[A-Za-z0-9\-_/.$<>()#:]{1,200}")
 _TOPOLOGY_ID = re.compile(
     r"(?P<name>[A-Za-z0-9._-]{1,200})-(?P<count>[0-9]{1,12})-(?P<secs>[0-9]{1,12})"
@@ -44,6 +48,11 @@ def check_topology_name(name: object) -> str:
     :class:`InvalidTopology` names the reason.
     """
     checked_name = check_topology_reference(name)
+    if not checked_name[0].isalnum():
+        # With '-' it would be an option of a command that is given the name.
+        raise InvalidTopology(
+            f"topology name {checked_name!r} must begin with a letter or digit: rename it"
+        )
     if _LIKE_AN_ID.fullmatch(checked_name):
         raise InvalidTopology(
             f"topology name {checked_name!r} looks like a topology id (<name>-<number>-<seconds>):"

@@ -36,20 +36,54 @@ def encode_ranges(ids: Iterable[int]) -> str:
     return ",".join(runs)
 
 
-def decode_ranges(text: str) -> tuple[int, ...]:
+def check_ranges(text: str) -> None:
+    """Raise :class:`Corrupt` for text that :func:`encode_ranges` does not write.
+
+    That is an overlap, a descending run, a leading zero, a blank, or more than ten million ids. No
+    id is expanded: the work follows the length of the text, not the number of ids.
+    """
+    _runs(text)
+
+
+def highest_id(texts: Iterable[str]) -> int:
+    """The highest id of valid ranges; 0 without any. Only the end of each text is read."""
+    highest = 0
+    for text in texts:
+        last_run = text.rpartition(",")[2]
+        highest = max(highest, int(last_run.rpartition("-")[2] or 0))
+    return highest
+
+
+def decode_ranges(text: str, highest: int | None = None) -> tuple[int, ...]:
     """The ids that :func:`encode_ranges` wrote, ascending.
 
-    :class:`Corrupt` for text that it does not write: overlaps, descending runs, leading zeros,
-    blanks, or more than ten million ids.
+    With ``highest``, ids above it are left out and are not expanded, so that a record of a worker
+    costs no more than its topology has tasks. :class:`Corrupt` as :func:`check_ranges`.
     """
+    ids: list[int] = []
+    for first, last in _runs(text):
+        if highest is not None:
+            if first > highest:
+                break
+            last = min(last, highest)
+        if first == last:
+            ids.append(first)
+        else:
+            ids.extend(range(first, last + 1))
+    return tuple(ids)
+
+
+def _runs(text: str) -> list[tuple[int, int]]:
+    """First and last id of each run, checked as :func:`check_ranges` says."""
     if text == "":
-        return ()
+        return []
     if not _RANGES.fullmatch(text):
         raise Corrupt(
             f"task ranges {text!r:.80} are not of the form '1-3,7': the record was damaged or "
             "forged"
         )
-    ids: list[int] = []
+    runs: list[tuple[int, int]] = []
+    count = 0
     previous = 0
     for run in text.split(","):
         low, dash, high = run.partition("-")
@@ -60,14 +94,12 @@ def decode_ranges(text: str) -> tuple[int, ...]:
                 f"task ranges {text!r:.80} overlap or descend at {run!r}: the record was damaged"
                 " or forged"
             )
-        if len(ids) + last - first >= _MAX_IDS:
+        count += last - first + 1
+        if count > _MAX_IDS:
             raise Corrupt(
                 f"task ranges {text!r:.80} name more than {_MAX_IDS} tasks: the record was damaged"
                 " or forged"
             )
-        if first == last:
-            ids.append(first)
-        else:
-            ids.extend(range(first, last + 1))
+        runs.append((first, last))
         previous = last
-    return tuple(ids)
+    return runs

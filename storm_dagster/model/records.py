@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from storm_dagster.model.errors import Corrupt, InvalidTopology
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.ranges import decode_ranges, encode_ranges
+from storm_dagster.model.ranges import check_ranges, decode_ranges, encode_ranges
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.wire import LevelName
 
@@ -40,7 +40,7 @@ def _canonical_ranges(value: object) -> object:
     if not isinstance(value, str):
         raise ValueError("must be text such as '1-3,7'")
     try:
-        decode_ranges(value)
+        check_ranges(value)
     except Corrupt as error:
         raise ValueError(str(error)) from None
     return value
@@ -211,11 +211,11 @@ class TaskBeats(Record):
     """Version of the assignment that it judged; -1: none yet, or a topology master of release
     0.1.0.
     """
-    summary: dict[str, float] = {}
+    summary: Annotated[dict[str, float], Field(max_length=100)] = {}
     """Figures for a list of topologies: ``rate`` and ``failed`` per second, ``p95_ms``,
     ``capacity``, ``lag``, and ``lag_rate`` (its growth per second).
     """
-    trend: str = ""
+    trend: Annotated[str, Field(max_length=1000)] = ""
     """Rates of the last hour for the same list, two minutes a character, oldest first: ``0`` to
     ``f`` (the highest), ``.`` where none is known.
     """
@@ -264,8 +264,8 @@ class TaskError(Record):
     task: int
     host: str
     port: int
-    time: int
-    """Epoch seconds; of the last one."""
+    time: Annotated[int, Field(ge=0, lt=253_402_300_800)]
+    """Epoch seconds of the last one, before the year 10000."""
     error: str
     count: int = 1
     """Number of its occurrences."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from storm_dagster.model import records
-from storm_dagster.model.ranges import decode_ranges
+from storm_dagster.model.ranges import decode_ranges, highest_id
 from storm_dagster.model.slot import Slot
 
 
@@ -37,6 +37,13 @@ class UpgradeState:
     """``host:port`` of the workers that are to change their code now."""
     upgraded: Mapping[str, records.GrayWorker] = field(default_factory=dict)
     """``host:port`` of the workers that run the new code."""
+
+
+def highest_task(table: records.TaskTable | None) -> int:
+    """The highest task id of a topology; 0 without a table."""
+    if table is None:
+        return 0
+    return highest_id(part.tasks for part in table.components.values())
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,15 @@ class TopologyView:
             return frozenset()
         if self.beats.version not in (-1, self.assignment_at.version):
             return frozenset()
-        return frozenset(decode_ranges(self.beats.dead))
+        return self.own_tasks(self.beats.dead)
+
+    def own_tasks(self, ranges: str) -> frozenset[int]:
+        """Task ids of a record that a worker wrote.
+
+        Ids above the topology's own are left out, however many the record names: a rebalance may
+        have removed them, or the worker invented them.
+        """
+        return frozenset(decode_ranges(ranges, highest_task(self.tasks)))
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def _open(
     )
     stack.callback(replicator.close)
     blobs = NimbusBlobStore(
-        base, status, registry, replicator, conf["topology.min.replication.count"]
+        base, status, registry, replicator, conf["topology.min.replication.count"], cluster
     )
     dagster = DagsterClient(
         DagsterTransport(

@@ -9,6 +9,7 @@ leaves no files.
 import gzip
 import hashlib
 import os
+import re
 import shutil
 import stat
 import struct
@@ -23,9 +24,11 @@ from pathlib import Path
 from typing import IO, Literal
 
 from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.names import INVISIBLE
 
 _CHUNK = 256 * 1024
 """Bytes that are unpacked between two checks of the size."""
+_INVISIBLE = re.compile(f"[{INVISIBLE}]")
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 """Type in a Unix mode -> its name in an error; all others are devices."""
 _HEADER_BYTES = 1024**2
@@ -131,6 +134,10 @@ class _Names:
         """
         if not name or any(ord(character) < 32 or ord(character) == 127 for character in name):
             raise self.refuse(name, "has an empty name or control characters in it")
+        if _INVISIBLE.search(name):
+            raise self.refuse(
+                name, "has characters in its name that are not seen or turn it around"
+            )
         if "\\" in name:
             raise self.refuse(name, "has a backslash in its name")
         try:

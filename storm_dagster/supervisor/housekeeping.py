@@ -1,5 +1,6 @@
 """Background jobs of a supervisor: state file, worker folders, logs."""
 
+import errno
 import logging
 import os
 import queue
@@ -19,6 +20,12 @@ KEEP_LOGS_SECS = 7 * 86_400.0
 """Logs of removed topologies are kept for a week, as Storm's are, for analysis after a kill."""
 LOG_BACKUPS = 3
 """Rotated logs that are kept of each worker."""
+MAX_COPIED = 10
+"""Largest copy of a rotated log, as a multiple of the size at which it is rotated: a worker that
+writes fast gets beyond that size between two checks.
+"""
+_COPY_BYTES = 1 << 20
+"""Bytes of a log that are in memory at one time."""
 
 
 class Housekeeper:
@@ -127,7 +134,9 @@ def rotate(log: Path, max_bytes: int, backups: int) -> bool:
     Returns true if it was rotated. The former contents are ``<log>.1`` (the newest) to
     ``<log>.<backups>``. The content is copied and the file then truncated, because its writers
     keep it open (and outlive this process). Lines written between the copy and the truncation are
-    lost: a few at most. Raises ``OSError`` if the copy fails, and for a link.
+    lost: a few at most. Of a log that has grown beyond :data:`MAX_COPIED` times ``max_bytes`` the
+    end is copied, and holes of a sparse file stay holes: a worker sets its size as it likes. Raises
+    ``OSError`` if the copy fails, and for a link.
     """
     try:
         if log.stat().st_size <= max_bytes:
@@ -145,19 +154,52 @@ def rotate(log: Path, max_bytes: int, backups: int) -> bool:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(log, flags), "r+b") as source:
         if copies:
-            _copy_log(source, copies[0])
+            _copy_log(source, copies[0], MAX_COPIED * max_bytes)
         source.truncate(0)
     return True
 
 
-def _copy_log(source: IO[bytes], target: Path) -> None:
-    """Copy a log to a new file; after an error, which is raised, there is no file."""
+def _copy_log(source: IO[bytes], target: Path, max_bytes: int) -> None:
+    """Copy the end of a log to a new file of its owner.
+
+    After an error, which is raised, there is no file.
+    """
     # A link is replaced, never followed: it could be planted to overwrite any file.
     target.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(target, flags, 0o644), "wb") as sink:
-            shutil.copyfileobj(source, sink, 1 << 20)
+            owner = os.fstat(source.fileno())
+            if os.geteuid() == 0:
+                # The copy counts for the quota of the worker's user, as the log does.
+                os.fchown(sink.fileno(), owner.st_uid, owner.st_gid)
+            start = max(0, owner.st_size - max_bytes)
+            copy_data(source.fileno(), sink.fileno(), start, owner.st_size)
     except OSError:
         target.unlink(missing_ok=True)  # A part must not take the rest of the disk.
         raise
+
+
+def copy_data(source: int, sink: int, start: int, end: int) -> None:
+    """Copy the bytes from ``start`` to ``end``; a hole of the source is one of the copy."""
+    position = start
+    while position < end:
+        try:
+            data = os.lseek(source, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            break  # Only a hole is left.
+        hole = min(end, os.lseek(source, data, os.SEEK_HOLE))
+        os.lseek(source, data, os.SEEK_SET)
+        os.lseek(sink, data - start, os.SEEK_SET)
+        position = data
+        while position < hole:
+            chunk = os.read(source, min(_COPY_BYTES, hole - position))
+            if not chunk:
+                return  # Its writer has truncated it.
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(sink, view) :]
+            position += len(chunk)
+    os.ftruncate(sink, max(0, end - start))

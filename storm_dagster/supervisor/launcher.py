@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.operations.live.worker_requests import link_key_of
 from storm_dagster.security.settings import Security
 from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
+from storm_dagster.supervisor.handed_conf import handed_conf, handed_environment
 from storm_dagster.supervisor.housekeeping import LOG_BACKUPS, rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
@@ -33,54 +33,10 @@ from storm_dagster.supervisor.worker_user import OWN, WorkerUser, link_code, ope
 
 _log = logging.getLogger(__name__)
 
-_SECRET_CONF_KEYS = frozenset(
-    {
-        "storm.secret",
-        "storm.secret.file",
-        "storm.tls.cert",
-        "storm.tls.key",
-        "storm.zookeeper.auth.file",
-        PAYLOAD,
-        "dagster.graphql.url",
-        "dagster.graphql.headers",
-        "dagster.graphql.token.file",
-    }
-)
-"""Keys of the supervisor's conf that no worker gets."""
 _SPARE_CONF_KEYS = ("topology.environment", "topology.python")
 """Keys that a spare has from the supervisor's conf. A topology with other values gets another
 process.
 """
-_PASSED_ON = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "LANG",
-    "LANGUAGE",
-    "LC_*",
-    "TZ",
-    "TMPDIR",
-    "VIRTUAL_ENV",
-    "LD_LIBRARY_PATH",
-    "PYTHON*",
-    "SPARK_HOME",
-    "SPARK_LOCAL_IP",
-    "PYSPARK_PYTHON",
-    "JAVA_HOME",
-    "SSL_CERT_*",
-    "REQUESTS_CA_BUNDLE",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "all_proxy",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "ALL_PROXY",
-)
-"""Variables of the supervisor that a worker needs; any other one may be a password of its host."""
 _OUTDATED = -1
 """A number of restarts that no assignment has, so that the worker is replaced."""
 SPEC = "SPEC.json"
@@ -117,14 +73,17 @@ def worker_environment(
     archive_root: Path | None,
     home: Path,
     allowed: Sequence[str] = (),
+    *,
+    other_user: bool = False,
 ) -> dict[str, str]:
     """Environment of a worker.
 
-    It has the variables of ``base`` that a worker needs or that a pattern of ``allowed``
-    (``supervisor.worker.environment``) matches, those of ``topology.environment``, which win, the
-    import path, and ``home`` as STORM_DAGSTER_HOME. First on the path is ``archive_root`` (``None``
-    for a spare, which adds it itself), then the user's PYTHONPATH, then this package. Raises
-    :class:`InvalidTopology` for a key of ``topology.environment`` that cannot name a variable.
+    It has the variables of ``base`` that :func:`handed_environment` selects by ``allowed``
+    (``supervisor.worker.environment``) and ``other_user``, those of ``topology.environment``,
+    which win, the import path, and ``home`` as STORM_DAGSTER_HOME. First on the path is
+    ``archive_root`` (``None`` for a spare, which adds it itself), then the user's PYTHONPATH, then
+    this package. Raises :class:`InvalidTopology` for a key of ``topology.environment`` that cannot
+    name a variable.
     """
     topology_environment = conf.get("topology.environment") or {}
     for name, value in topology_environment.items():
@@ -132,8 +91,7 @@ def worker_environment(
             raise InvalidTopology(
                 f"topology.environment: {name!r:.80} cannot name a variable: rename it"
             )
-    patterns = (*_PASSED_ON, *allowed)
-    environment = {name: value for name, value in base.items() if _matches(name, patterns)}
+    environment = handed_environment(base, allowed, other_user)
     environment["PYTHONUNBUFFERED"] = "1"
     for name, value in topology_environment.items():
         environment[name] = str(value)
@@ -143,10 +101,6 @@ def worker_environment(
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(part for part in path if part))
     environment["STORM_DAGSTER_HOME"] = str(home)
     return environment
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class Launcher:
@@ -163,9 +117,9 @@ class Launcher:
         self._host = host
         self._conf = dict(cluster_conf)
         self._security = Security.of(self._conf)
-        self._worker_conf = {
-            key: value for key, value in self._conf.items() if key not in _SECRET_CONF_KEYS
-        }
+        self._worker_conf = handed_conf(
+            self._conf, other_user=bool(self._conf["supervisor.run.worker.as.user"])
+        )
         """Conf of all workers. User code runs in them: they get their own link key and ZooKeeper
         user, never the cluster's secrets.
         """
@@ -218,6 +172,7 @@ class Launcher:
             worker_spec.archive_root,
             Path(worker_spec.home),
             self._conf["supervisor.worker.environment"],
+            other_user=user is not None,
         )
         folder.mkdir(parents=True)
         log.parent.mkdir(parents=True, exist_ok=True)

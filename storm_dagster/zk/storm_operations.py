@@ -223,7 +223,8 @@ class StormOperations(StormClusterState):
         assignment = self.assignment_info(topology_id)
         if record is None or assignment is None:
             return {}
-        dead_tasks = set(decode_ranges(record.dead))
+        highest = max((last for _, last in executor_node_port), default=0)
+        dead_tasks = set(decode_ranges(record.dead, highest))
         task_slots = assignment.task_slots()
         beats: dict[Executor, records.WorkerBeat] = {}
         for (first, last), slot in executor_node_port.items():

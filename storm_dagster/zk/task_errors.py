@@ -4,7 +4,7 @@ They are in ``/taskerrors/<topology id>/<component>/e<seq>``.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
 from storm_dagster.model.records import TaskError, TaskTable, decode_record, encode_record
 from storm_dagster.zk.state_protocol import ClusterState
+from storm_dagster.zk.worker_bounds import bounded_names
 
 _log = logging.getLogger(__name__)
 
@@ -19,6 +20,12 @@ KEPT_ERRORS = 10
 """Errors that are stored of each component."""
 _ATTEMPTS = 5
 """Attempts to add an error to the record of its group."""
+_MAX_READ_ERRORS = 2 * KEPT_ERRORS
+"""Errors that are read of each component, the newest: tasks may add some at the same time."""
+_MAX_FORMER_FOLDERS = 16
+"""Folders that are read beside those of the topology's components."""
+_MAX_ERROR_BYTES = 320 * 1024
+"""Largest record of an error: JSON may need six bytes for a character of its text."""
 _MAX_ERROR_CHARS = 32 * 1024
 """A longer trace keeps its two ends."""
 
@@ -143,19 +150,40 @@ class TaskErrors:
             stored_errors.append(_StoredError(name, record, version))
         return stored_errors
 
+    def _component_folders(self, topology_id: str, folders: Sequence[str]) -> list[str]:
+        """The folders that are named after components of the topology."""
+        path = paths.tasks(topology_id)
+        raw = self.state.get_data(path)
+        if not raw:
+            return []
+        table = decode_record(TaskTable, raw, path)
+        own = {
+            paths.task_errors("", component).rpartition("/")[2] for component in table.components
+        }
+        return [folder for folder in folders if folder in own]
+
     def errors_by_component(self, topology_id: str) -> dict[str, list[TaskError]]:
         """Component id -> its errors, newest first."""
         top = paths.task_errors(topology_id)
-        folders = self.state.find_children(top) or []
+        all_folders = self.state.find_children(top) or []
+        folders = bounded_names(
+            top, all_folders, self._component_folders(topology_id, all_folders), _MAX_FORMER_FOLDERS
+        )
         lists = self.state.find_children_many([f"{top}/{folder}" for folder in folders])
         locations: list[tuple[str, str]] = []
         for folder, names in zip(folders, lists, strict=True):
             newest_first = sorted(names or (), key=_sequence, reverse=True)
-            locations.extend((folder, name) for name in newest_first)
+            newest = bounded_names(
+                f"{top}/{folder}", newest_first, newest_first[:_MAX_READ_ERRORS], 0
+            )
+            locations.extend((folder, name) for name in newest)
         nodes = self.state.get_many([f"{top}/{folder}/{name}" for folder, name in locations])
         errors: dict[str, list[TaskError]] = {}
         for (folder, name), node in zip(locations, nodes, strict=True):
             if node is None:
+                continue
+            if len(node[0]) > _MAX_ERROR_BYTES:
+                _log.error("%s/%s/%s is larger than an error may be: left out", top, folder, name)
                 continue
             try:
                 record = decode_record(TaskError, node[0], f"{top}/{folder}/{name}")

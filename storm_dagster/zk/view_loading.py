@@ -1,7 +1,7 @@
 """Loader of one immutable view of the whole cluster."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from storm_dagster.model import paths, records
@@ -11,6 +11,11 @@ from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.zk.cluster_state import ClusterState
 from storm_dagster.zk.shards import read_sharded, resolve
+from storm_dagster.zk.worker_bounds import (
+    MAX_FORMER_WORKERS,
+    bounded_names,
+    max_total_bytes,
+)
 from storm_dagster.zk.worker_nodes import parse_worker_name
 
 _log = logging.getLogger(__name__)
@@ -29,8 +34,21 @@ class _TopologyNodes(NamedTuple):
     tasks: _Node
     assignment: _Node
     beats: _Node
-    workers: dict[str, _Node]
-    """By the name of the node."""
+
+
+class _ReadTopology(NamedTuple):
+    """Table and assignment of one topology; ``None`` for a missing or damaged one."""
+
+    tasks: records.TaskTable | None
+    assignment: records.Assignment | None
+    assignment_at: Versioned | None
+
+    @property
+    def worker_names(self) -> list[str]:
+        """Names of the nodes of its workers."""
+        if self.assignment is None:
+            return []
+        return [f"{worker.node}-{worker.port}" for worker in self.assignment.workers]
 
 
 class _Loading:
@@ -89,13 +107,26 @@ class _Loading:
             self.note(path, error)
             return None
 
-    def workers(self, topology_id: str, nodes: dict[str, _Node]) -> dict[Slot, records.WorkerNode]:
+    def parts(self, topology_id: str, nodes: _TopologyNodes) -> _ReadTopology:
+        """Decode the table and the assignment of a topology."""
+        tasks = self.decode(records.TaskTable, nodes.tasks, paths.tasks(topology_id))
+        versioned = self.assignment(paths.assignment(topology_id), nodes.assignment)
+        if versioned is None:
+            return _ReadTopology(tasks, None, None)
+        assignment, assignment_at = versioned
+        return _ReadTopology(tasks, assignment, assignment_at)
+
+    def workers(
+        self, topology_id: str, nodes: dict[str, _Node], max_bytes: int
+    ) -> dict[Slot, records.WorkerNode]:
         """Slot -> record of each live worker.
 
-        The slot of an empty or damaged record is held, since its process lives.
+        The slot of an empty or damaged record is held, since its process lives. So is one whose
+        record exceeds the ``max_bytes`` of all records, which is not decoded.
         """
         parent = paths.workers(topology_id)
         live_workers: dict[Slot, records.WorkerNode] = {}
+        total_bytes = 0
         for name, node in nodes.items():
             if node is None:
                 continue
@@ -105,7 +136,12 @@ class _Loading:
             except Corrupt as error:
                 self.note(path, error)
                 continue
-            record = self.decode(records.WorkerNode, node, path)
+            total_bytes += len(node[0])
+            record = None
+            if total_bytes > max_bytes:
+                self.note(path, _too_large(path, max_bytes))
+            else:
+                record = self.decode(records.WorkerNode, node, path)
             if record is not None:
                 live_workers[slot] = record
             else:
@@ -113,25 +149,28 @@ class _Loading:
                 self.corrupt.setdefault(path, "the record is empty")
         return live_workers
 
-    def topology(self, topology_id: str, nodes: _TopologyNodes) -> TopologyView | None:
+    def topology(
+        self,
+        topology_id: str,
+        nodes: _TopologyNodes,
+        parts: _ReadTopology,
+        workers: dict[str, _Node],
+    ) -> TopologyView | None:
         """The topology; ``None`` if it was removed or is damaged.
 
         If it is damaged, the slots of its live workers and of its assignment are held.
         """
         if nodes.base is None:
             return None
-        damages_before = len(self.corrupt)
         base = self.decode(records.StormBase, nodes.base, paths.topology(topology_id))
         if base is None:
             self.corrupt.setdefault(paths.topology(topology_id), "the record is empty")
-        tasks = self.decode(records.TaskTable, nodes.tasks, paths.tasks(topology_id))
-        assignment = None
-        assignment_at = None
-        versioned = self.assignment(paths.assignment(topology_id), nodes.assignment)
-        if versioned is not None:
-            assignment, assignment_at = versioned
-        live_workers = self.workers(topology_id, nodes.workers)
-        if base is None or len(self.corrupt) > damages_before:
+        tasks, assignment, assignment_at = parts
+        max_bytes = max_total_bytes(tasks, len(parts.worker_names))
+        live_workers = self.workers(topology_id, workers, max_bytes)
+        own_paths = [paths.tasks(topology_id), paths.assignment(topology_id)]
+        own_paths += [f"{paths.workers(topology_id)}/{name}" for name in workers]
+        if base is None or not self.corrupt.keys().isdisjoint(own_paths):
             self.held_slots.update(live_workers)
             if assignment is not None:
                 self.held_slots.update(worker.slot for worker in assignment.workers)
@@ -153,6 +192,13 @@ class _Loading:
             beats_at=beats_at,
             live_workers=live_workers,
         )
+
+
+def _too_large(path: str, max_bytes: int) -> Corrupt:
+    return Corrupt(
+        f"{path} is not decoded: the records of the topology's workers may have {max_bytes} bytes; "
+        "its code writes them: kill the topology, or correct its code"
+    )
 
 
 def load_view(
@@ -192,10 +238,18 @@ def load_view(
     topology_ids = topology_names or []
     loading = _Loading(state, decode)
     topology_nodes = _read_topologies(state, topology_ids, watch, announce)
+    parts = {
+        topology_id: loading.parts(topology_id, topology_nodes[topology_id])
+        for topology_id in topology_ids
+    }
+    # After the assignments, so that a worker of the assignment that just started is not missed.
+    workers = _read_workers(state, parts, watch)
     supervisors = _read_supervisors(loading, supervisor_ids)
     topologies: dict[str, TopologyView] = {}
     for topology_id in topology_ids:
-        topology = loading.topology(topology_id, topology_nodes[topology_id])
+        topology = loading.topology(
+            topology_id, topology_nodes[topology_id], parts[topology_id], workers[topology_id]
+        )
         if topology is not None:
             topologies[topology_id] = topology
     epoch = -1
@@ -260,8 +314,6 @@ def _read_topologies(
     tables = state.get_many([paths.tasks(topology_id) for topology_id in ids])
     assignments = state.get_many([paths.assignment(topology_id) for topology_id in ids])
     beats = state.get_many([paths.taskbeats(topology_id) for topology_id in ids], watch)
-    # After the assignments, so that a worker of the assignment that just started is not missed.
-    workers = _read_workers(state, ids, watch)
     nodes: dict[str, _TopologyNodes] = {}
     for index, topology_id in enumerate(ids):
         nodes[topology_id] = _TopologyNodes(
@@ -269,17 +321,26 @@ def _read_topologies(
             tasks=tables[index],
             assignment=assignments[index],
             beats=beats[index],
-            workers=workers[topology_id],
         )
     return nodes
 
 
-def _read_workers(state: ClusterState, ids: list[str], watch: bool) -> dict[str, dict[str, _Node]]:
-    """Topology id -> name -> node of each live worker."""
+def _read_workers(
+    state: ClusterState, parts: Mapping[str, _ReadTopology], watch: bool
+) -> dict[str, dict[str, _Node]]:
+    """Topology id -> name -> node of each live worker.
+
+    Those of the assigned slots are first. A worker may create any number of nodes: of the others a
+    few are read.
+    """
+    ids = list(parts)
     lists = state.find_children_many([paths.workers(topology_id) for topology_id in ids], watch)
     locations: list[tuple[str, str]] = []
     for topology_id, names in zip(ids, lists, strict=True):
-        locations.extend((topology_id, name) for name in names or ())
+        expected = parts[topology_id].worker_names
+        folder = paths.workers(topology_id)
+        kept = bounded_names(folder, names or (), expected, MAX_FORMER_WORKERS)
+        locations.extend((topology_id, name) for name in kept)
     nodes = state.get_many(
         [f"{paths.workers(topology_id)}/{name}" for topology_id, name in locations]
     )

@@ -459,13 +459,15 @@ def test_logs_of_the_newest_deployment(tmp_path: Path) -> None:
     ):
         folder = tmp_path / "logs" / "workers" / topology_id / str(port)
         folder.mkdir(parents=True)
-        (folder / "worker.log").write_text(f"first\n{text}\n\x1b[31mred\n", encoding="utf-8")
+        (folder / "worker.log").write_text(
+            f"first\n{text}\n\x1b[31mr\u202ee\u200bd\n", encoding="utf-8"
+        )
     os.utime(tmp_path / "logs" / "workers" / "wc-1-100", (1, 1))
     done = run_cli("logs", "wc", "-n", "2", "--json", *NOWHERE, home=tmp_path).check()
     assert [(row["port"], row["lines"][0]) for row in done.document["logs"]] == [(6901, "new")]
     done = run_cli("logs", "wc", "--worker", "127.0.0.1:6901", *NOWHERE, home=tmp_path).check()
     # Nothing that a program logs drives the terminal.
-    assert done.out.splitlines() == ["first", "new", "?[31mred"]
+    assert done.out.splitlines() == ["first", "new", "?[31mr?e?d"]
     failed(
         run_cli("logs", "wc", "--worker", "h:1", "--json", *NOWHERE, home=tmp_path),
         2,

@@ -126,6 +126,17 @@ class TestParallelism:
         ("limits", "conf", "says"),
         [
             ({"nimbus.executors.perTopology": 4}, {}, None),
+            ({"nimbus.tasks.perTopology": 20}, {"topology.tasks": 10}, None),
+            (
+                {"nimbus.tasks.perTopology": 19},
+                {"topology.tasks": 10},
+                "asks for 20 tasks, nimbus.tasks.perTopology allows 19",
+            ),
+            (
+                {},
+                {"topology.tasks": 1_000_000},
+                "asks for 2000000 tasks, nimbus.tasks.perTopology allows 100000",
+            ),
             (
                 {"nimbus.executors.perTopology": 3},
                 {},

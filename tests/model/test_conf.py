@@ -13,11 +13,13 @@ import storm_dagster
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.conf import (
     CONF_KEYS,
+    HIDDEN,
     OWNED_PREFIXES,
     Kind,
     check_value,
     default_conf,
     keys_without_meaning,
+    mask,
     parse_assignments,
     unknown_keys,
     validate_conf,
@@ -218,3 +220,40 @@ def test_every_key_has_a_reader() -> None:
         assert any(name in text for text in sources.values() for name in names), (
             f"nothing reads {key}: remove it"
         )
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "db.encryption_key",
+        "kafka.ssl.key",
+        "sas.signature",
+        "spark.kerberos.keytab",
+        "proxy.auth",
+        "bearer",
+        "card.pin",
+        "alert.webhook",
+    ],
+)
+def test_telltale_names_hide_their_values(key: str) -> None:
+    assert mask({key: "planted"}) == {key: HIDDEN}
+
+
+def test_harmless_names_and_values_are_shown() -> None:
+    shown = {
+        "storm.zookeeper.ssl.keystore.path": "/etc/key.pem",
+        "storm.zookeeper.auth.scheme": "digest",
+        "authors": ["ann"],
+        "arguments": ["--level", "3"],
+        "spinner": "x",
+    }
+    assert mask(shown) == shown
+
+
+def test_secrets_among_arguments_and_addresses_are_hidden() -> None:
+    arguments = ["run", "--password", "planted", "--db-token=planted", "--level", "3"]
+    assert mask({"command": arguments}) == {
+        "command": ["run", "--password", HIDDEN, f"--db-token={HIDDEN}", "--level", "3"]
+    }
+    hook = "https://hooks.slack.com/services/T000/B000/planted"
+    assert "planted" not in mask(hook)

@@ -21,7 +21,7 @@ from storm_dagster.model.names import (
 
 
 @pytest.mark.parametrize(
-    "name", ["word_count-1.2", "1a", "-", "a" * 200, "A.b", "sales-2026-11", "sales-2026-20261122"]
+    "name", ["word_count-1.2", "1a", "a-", "a" * 200, "A.b", "sales-2026-11", "sales-2026-20261122"]
 )
 def test_names_that_topologies_may_have(name: str) -> None:
     assert check_topology_name(name) == name
@@ -40,6 +40,11 @@ def test_names_that_topologies_may_have(name: str) -> None:
         "a" * 300,
         "..",
         ".",
+        "-",
+        "-h",
+        "--dry-run",
+        "_a",
+        ".a",
         "a\n",
         None,
         7,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.model.errors import Corrupt
-from storm_dagster.model.ranges import decode_ranges, encode_ranges
+from storm_dagster.model.ranges import check_ranges, decode_ranges, encode_ranges, highest_id
 
 
 def test_runs_are_joined() -> None:
@@ -37,3 +37,17 @@ def test_damaged_or_forged_ranges_are_refused(text: str) -> None:
 def test_a_forged_range_does_not_fill_the_memory() -> None:
     with pytest.raises(Corrupt, match="more than"):
         decode_ranges("1-9999999999")
+
+
+def test_ids_beyond_those_of_a_topology_are_checked_and_not_expanded() -> None:
+    check_ranges("1-10000000")
+    assert decode_ranges("1-10000000", highest=3) == (1, 2, 3)
+    assert decode_ranges("2,5-9,100-9999999", highest=6) == (2, 5, 6)
+    assert decode_ranges("7-9", highest=0) == ()
+    with pytest.raises(Corrupt):
+        decode_ranges("1-3,2-10000000", highest=1)
+
+
+def test_the_highest_id_is_read_from_the_ends() -> None:
+    assert highest_id(["1-3,7", "4-6", ""]) == 7
+    assert highest_id([]) == 0

@@ -100,6 +100,8 @@ def test_folders_of_their_own_and_empty_archives(tmp_path: Path) -> None:
         ("C:/x", "absolute"),
         ("a\\..\\b", "backslash"),
         ("a\nb", "control"),
+        ("a\u202egpj.py", "not seen or turn"),
+        ("a\u200b.py", "not seen or turn"),
         ("x" * 256, "more than 255 bytes"),
         ("a/" * 600 + "x", "more than 1024 bytes"),
     ],

@@ -24,7 +24,7 @@ from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.supervisor import housekeeping
 from storm_dagster.supervisor.daemon import Supervisor
 from storm_dagster.supervisor.health import check_once
-from storm_dagster.supervisor.housekeeping import remove_old_logs, rotate
+from storm_dagster.supervisor.housekeeping import MAX_COPIED, remove_old_logs, rotate
 from storm_dagster.supervisor.launcher import log_path, worker_command, worker_environment
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
 from storm_dagster.supervisor.processes import (
@@ -305,6 +305,33 @@ def test_a_log_is_rotated_under_its_writers_hands(tmp_path: Path) -> None:
     assert not rotate(log, 10, 2)
 
 
+def test_the_copy_of_a_sparse_log_takes_the_room_of_its_content(tmp_path: Path) -> None:
+    """A worker sets the size of its log as it likes."""
+    log = tmp_path / "worker.log"
+    with log.open("wb") as writer:
+        writer.write(b"begin")
+        writer.truncate(2**40)
+        writer.seek(2**40)
+        writer.write(b"end")
+    max_bytes = 2**20
+    assert rotate(log, max_bytes, 1)
+    copy = tmp_path / "worker.log.1"
+    size = copy.stat().st_size
+    assert size == MAX_COPIED * max_bytes
+    assert copy.stat().st_blocks * 512 < max_bytes
+    assert copy.read_bytes() == b"\0" * (size - 3) + b"end"
+    assert log.stat().st_size == 0
+
+
+def test_the_end_of_a_log_that_grew_too_large_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    log.write_bytes(b"old" * 1000 + b"new" * 10)
+    assert rotate(log, 10, 1)
+    content = (tmp_path / "worker.log.1").read_bytes()
+    assert content.endswith(b"new" * 10)
+    assert len(content) == MAX_COPIED * 10
+
+
 def test_rotation_never_writes_through_a_planted_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -327,11 +354,11 @@ def test_a_rotation_without_room_loses_no_backup_and_leaves_no_part(
     for name, text in (("worker.log", "new" * 9), ("worker.log.1", "one"), ("worker.log.2", "two")):
         (tmp_path / name).write_text(text)
 
-    def full(source: Any, sink: Any, size: int) -> None:
-        sink.write(b"part")
+    def full(source: int, sink: int, start: int, end: int) -> None:
+        os.write(sink, b"part")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(housekeeping.shutil, "copyfileobj", full)
+    monkeypatch.setattr(housekeeping, "copy_data", full)
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
             rotate(log, 10, 3)

@@ -18,7 +18,7 @@ from storm_dagster.core.invariants.snapshot import (
 from storm_dagster.model import paths
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import code_keys
-from storm_dagster.model.ranges import decode_ranges, encode_ranges
+from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import TopologyView
 
@@ -118,7 +118,7 @@ def one_live_owner(snapshot: ClusterSnapshot) -> Problems:
         for slot, worker in sorted(topology.live_workers.items()):
             if worker.status != "running":
                 continue
-            for task in decode_ranges(worker.tasks):
+            for task in sorted(topology.own_tasks(worker.tasks)):
                 owner = owners.setdefault((task, worker.version), slot)
                 if owner != slot:
                     yield title(topology), f"task {task} runs in {owner.key} and in {slot.key}"

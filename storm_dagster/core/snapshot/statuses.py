@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from storm_dagster.core.snapshot.workers import last_placed_secs
-from storm_dagster.model.ranges import decode_ranges
 from storm_dagster.model.records import WorkerSlot
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -33,7 +32,7 @@ class TaskStatuses:
         self._opened: dict[tuple[str, int], frozenset[int]] = {}
         """Slot of a live worker -> tasks that its process has opened, or is opening."""
         for slot, node in topology.live_workers.items():
-            self._opened[slot] = frozenset(decode_ranges(node.tasks))
+            self._opened[slot] = topology.own_tasks(node.tasks)
         starts = topology.assignment.start_secs() if topology.assignment else {}
         self._waiting: set[Slot] = set()
         """Slots whose worker may still come: a worker without a process is starting there."""

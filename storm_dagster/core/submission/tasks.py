@@ -138,7 +138,7 @@ def executor_counts(spec_with_system: TopologySpec) -> dict[str, int]:
     return counts
 
 
-def _task_count(part: ComponentSpec, conf: Conf) -> int:
+def task_count(part: ComponentSpec, conf: Conf) -> int:
     """Number of tasks of a normalized component; 0 if it does not run."""
     if part.parallelism < 1 or part.conf.get("topology.tasks") == 0:
         return 0
@@ -160,7 +160,7 @@ def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
     components: dict[str, ComponentTasks] = {}
     first = 1
     for component_id, kind, part in spec_with_system.components():
-        count = _task_count(part, conf)
+        count = task_count(part, conf)
         if count:
             tasks = encode_ranges(range(first, first + count))
             components[component_id] = ComponentTasks(type=kind, tasks=tasks)

@@ -16,6 +16,7 @@ from storm_dagster.core.submission.spark_keys import check_spark_keys
 from storm_dagster.core.submission.tasks import (
     normalize_topology,
     number_tasks,
+    task_count,
     with_system_components,
 )
 from storm_dagster.model.conf import Conf, check_value, validate_conf
@@ -148,8 +149,20 @@ def _has_windows(part: ComponentSpec) -> bool:
     return False
 
 
+def check_task_limit(cluster: Conf, name: str, tasks: int) -> None:
+    """Check ``nimbus.tasks.perTopology`` for the topology of that name."""
+    limit = cluster.get("nimbus.tasks.perTopology")
+    if limit is not None and tasks > limit:
+        raise InvalidTopology(
+            f"topology {name!r} asks for {tasks} tasks, nimbus.tasks.perTopology allows {limit}: "
+            "ask for fewer"
+        )
+
+
 def _check_limits(cluster: Conf, spec: TopologySpec, conf: Conf) -> None:
     """Check the cluster's limits for one topology, without system components."""
+    tasks = sum(task_count(part, conf) for _, _, part in spec.components())
+    check_task_limit(cluster, spec.name, tasks)
     executors = sum(part.parallelism for _, _, part in spec.components())
     for unit, number in (("executors", executors), ("slots", int(conf["topology.workers"]))):
         key = f"nimbus.{unit}.perTopology"

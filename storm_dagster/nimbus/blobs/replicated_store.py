@@ -4,6 +4,7 @@ It combines the nimbus's own disk, the registrations in ZooKeeper, and the copie
 """
 
 import copy
+import hashlib
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,10 +15,12 @@ from storm_dagster.blobstore import BlobMeta, LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.blobstore.store import no_such_blob
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
+from storm_dagster.nimbus.blobs.live_code import check_removable, check_replaceable
 from storm_dagster.nimbus.blobs.registry import BlobRegistry, is_registered_kind
 from storm_dagster.nimbus.blobs.replication import Replicator
 from storm_dagster.nimbus.keyed_locks import KeyedLocks
 from storm_dagster.nimbus.leader_status import LeaderStatus
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +59,7 @@ class NimbusBlobStore:
         registry: BlobRegistry,
         replicator: Replicator,
         minimum: int,
+        cluster: StormClusterState,
     ) -> None:
         self.base = base
         # Reads go to this nimbus's own store.
@@ -70,6 +74,8 @@ class NimbusBlobStore:
         self._status = status
         self._registry = registry
         self._replicator = replicator
+        self._cluster = cluster
+        """Records of the topologies, whose code is not removed or replaced while they live."""
         self._minimum = minimum
         """Number of nimbuses that must hold a blob where the terms of a write name none."""
         self._terms = WriteTerms()
@@ -101,6 +107,10 @@ class NimbusBlobStore:
         write can be repeated.
         """
         epoch = self._status.require()
+        sha256 = expected_sha256
+        if sha256 is None and isinstance(chunks, bytes):
+            sha256 = hashlib.sha256(chunks).hexdigest()
+        self._check_replaceable(key, sha256)
         with self.changes.hold(key):
             meta = self.base.put(key, chunks, expected_sha256=expected_sha256)
             self._register(meta, epoch)
@@ -112,9 +122,11 @@ class NimbusBlobStore:
 
         Its registration goes first, so that no follower fetches it after it has deleted it.
         :class:`KeyNotFound` if it is not here; its registration is removed nevertheless. Followers
-        that cannot be reached now delete it when they synchronize.
+        that cannot be reached now delete it when they synchronize. :class:`Conflict` for code of a
+        live topology.
         """
         epoch = self._status.require(None if terms is None else terms.epoch)
+        check_removable(self._cluster, key)
         with self.changes.hold(key):
             exists = self.base.exists(key)
             if not self.shared and is_registered_kind(key):
@@ -132,9 +144,11 @@ class NimbusBlobStore:
     ) -> tuple[BlobMeta, int]:
         """Take over a received file, which is moved or copied away.
 
-        Returns the blob and the number of nimbuses that hold it.
+        Returns the blob and the number of nimbuses that hold it. :class:`Conflict` for other code
+        of a live topology.
         """
         epoch = self._status.require(terms.epoch)
+        self._check_replaceable(key, sha256)
         with self.changes.hold(key):
             meta = self.base.adopt(key, path, sha256)
             self._register(meta, epoch)
@@ -143,9 +157,11 @@ class NimbusBlobStore:
     def put_content(self, key: str, sha256: str, terms: WriteTerms) -> tuple[BlobMeta, int] | None:
         """Store content that is here already under ``key``; ``None`` if it is not here.
 
-        Returns the blob and the number of nimbuses that hold it.
+        Returns the blob and the number of nimbuses that hold it. :class:`Conflict` for other code
+        of a live topology.
         """
         epoch = self._status.require(terms.epoch)
+        self._check_replaceable(key, sha256)
         with self.changes.hold(key):
             meta = self.base.put_existing(key, sha256)
             if meta is None:
@@ -186,6 +202,13 @@ class NimbusBlobStore:
         """
         with suppress(KeyNotFound):
             self.base.delete(key)
+
+    def _check_replaceable(self, key: str, sha256: str | None) -> None:
+        """Raise :class:`Conflict` if content of that hash must not get the key."""
+        stored: str | None = None
+        with suppress(KeyNotFound):
+            stored = self.base.meta(key).sha256
+        check_replaceable(self._cluster, key, sha256, stored)
 
     def _register(self, meta: BlobMeta, epoch: int) -> None:
         """Register a stored blob, if blobs of its kind are registered."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from storm_dagster.core.authorization import LIMITED_USER
+from storm_dagster.core.submission.setters import check_setters
 from storm_dagster.core.submission.validation import check_confs, normalize_submission
 from storm_dagster.core.upgrade.selection import selection_of_conf
 from storm_dagster.model.conf import ClusterConf
@@ -150,6 +152,13 @@ class TopologySubmission:
         if deploy is None:
             remedy = "kill it first, choose another name, or set topology.hot.deploy.enable=true"
             check_name_free(self._nimbus.cluster.load_view(), checked_name, remedy=remedy)
+        user = LIMITED_USER.get()
+        if user is not None and deploy is None:
+            # A replacement is compared with the running topology, by the run.
+            conf, spec, ignored = check_setters(
+                user, conf, spec, self._nimbus.conf.values, keep_silent=True
+            )
+            warnings.extend(ignored)
         # Errors are returned to the client, not only raised by the run's first stage.
         normalize_submission(self._nimbus.conf.values, conf, spec)
         for warning in warnings:

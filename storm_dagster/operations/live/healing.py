@@ -14,6 +14,7 @@ from storm_dagster.core.reassignment import (
     monitor_batch,
     same_workers,
 )
+from storm_dagster.core.scheduling.obstacles import closed_hosts
 from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.multimap import multimap
@@ -119,7 +120,10 @@ def _reassign_topology(
             placement=placement,
         )
         if placement.status == "failed":
-            return replace(report, status="failed", error=placement.error)
+            # As for a submission, the error names the topologies that are in the way.
+            closed = closed_hosts(view, [topology_id], ())
+            error = "; ".join(text for text in (placement.error, closed) if text)
+            return replace(report, status="failed", error=error)
         if placement.status == "unchanged" or same_workers(topology.assignment, placement):
             return replace(report, assignment=topology.assignment)
         assignment = _assignment_after(ctx, topology, placement, true_causes)

@@ -17,8 +17,11 @@ from storm_dagster.core.reassignment import (
     rebalance_batch,
     same_workers,
 )
+from storm_dagster.core.scheduling.obstacles import closed_hosts
 from storm_dagster.core.submission.conf import message_timeout_secs
+from storm_dagster.core.submission.quotas import check_quotas
 from storm_dagster.core.submission.tasks import fixed_task_components, rescale
+from storm_dagster.core.submission.validation import check_task_limit
 from storm_dagster.core.transitions import apply_event, delay_of
 from storm_dagster.model import paths
 from storm_dagster.model.conf import check_value
@@ -203,13 +206,7 @@ def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
     """
     if offered_supervisors(view, placing=[topology.id]):
         return
-    hosts = sorted({info.host for info in view.supervisors.values()})
-    reason = "no supervisor is registered: start one"
-    if hosts:
-        reason = (
-            f"every host is blacklisted ({', '.join(hosts):.200}): "
-            "`storm-dagster blacklist remove HOST`"
-        )
+    reason = closed_hosts(view, [topology.id], ()) or "no supervisor is registered: start one"
     raise Unavailable(
         f"topology {topology.base.name!r} is not changed, because no host may take its tasks: "
         f"{reason}"
@@ -285,6 +282,9 @@ def _plan(
         for component, count in request.executors.items()
         if count != current_executors.get(component)
     }
+    tasks = _requested_tasks(topology.tasks, request.executors)
+    if tasks > _requested_tasks(topology.tasks, {}):
+        check_task_limit(ctx.values(), topology.base.name, tasks)
     table = rescale(topology.tasks, changed_executors, fixed_task_components(runnable.spec))
     batch = rebalance_batch(
         view,
@@ -296,8 +296,9 @@ def _plan(
         reassign=request.reassign,
     )
     # By the planner of the context: a run never takes the local planner in place of PySpark.
-    result = plan_or_raise(ctx, batch, topology.base.name)
+    result = plan_or_raise(ctx, batch, topology.base.name, view)
     placement = result.placement(topology.base.name)
+    check_quotas(ctx.values(), view, topology.base.owner, placement.workers, [topology.id])
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
     changed = (
         disturbs
@@ -309,6 +310,15 @@ def _plan(
         to_place.user_workers or to_place.differ_node or to_place.isolation or to_place.executors
     )
     return _Plan(request, table, result, changed, disturbs, bound)
+
+
+def _requested_tasks(table: TaskTable, executors: Mapping[str, int]) -> int:
+    """Tasks of the components whose number of executors grows, and those of the others now."""
+    total = 0
+    for component, part in table.components.items():
+        if component != TOPOLOGY_MASTER:
+            total += max(len(part.ids), executors.get(component) or 0)
+    return total
 
 
 def _report(

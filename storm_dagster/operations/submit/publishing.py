@@ -14,7 +14,9 @@ from storm_dagster.core.reassignment import (
     offered_supervisors,
     same_workers,
 )
+from storm_dagster.core.scheduling.obstacles import closed_hosts, held_slots
 from storm_dagster.core.submission.conf import total_conf
+from storm_dagster.core.submission.quotas import check_quotas
 from storm_dagster.core.submission.tasks import topology_master_task
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
@@ -73,21 +75,37 @@ _SUBMIT_ACTION = "submitTopology"
 """JStorm's name of a submission, for the listener of actions on topologies."""
 
 
-def plan_or_raise(ctx: OperationsContext, batch: PlacementBatch, name: str) -> PlacementResult:
-    """Plan the batch.
+def plan_or_raise(
+    ctx: OperationsContext, batch: PlacementBatch, name: str, view: ClusterView
+) -> PlacementResult:
+    """Plan the batch, which was made from the view.
 
     If topology ``name`` does not fit, raise the planner's own error with its message:
-    :class:`Unavailable` if it names no type, or an unknown one.
+    :class:`Unavailable` if it names no type, or an unknown one. The error of a topology that finds
+    too few slots also names the topologies that isolate hosts or hold slots.
     """
     result = ctx.planner(batch)
     placement = result.placement(name)
     if placement.status != "failed":
         return result
     message = placement.error or f"topology {name!r} cannot be placed: no reason was given"
+    if placement.error_type in (None, "Unavailable"):
+        message = _with_obstacles(message, batch, name, view)
     error = error_from_document(
         {"error": {"type": placement.error_type or "Unavailable", "message": message}}
     )
     raise error if type(error) is not StormDagsterError else Unavailable(message)
+
+
+def _with_obstacles(message: str, batch: PlacementBatch, name: str, view: ClusterView) -> str:
+    """The planner's message with the other topologies that are in the way."""
+    (to_place,) = (topology for topology in batch.topologies if topology.name == name)
+    placing = [topology.id for topology in view.topologies.values() if topology.base.name == name]
+    closed = closed_hosts(view, placing, to_place.isolation)
+    if closed and not batch.supervisors:
+        return f"topology {name!r} cannot be placed: {closed}"
+    reasons = [reason for reason in (closed, held_slots(view, placing)) if reason]
+    return "; ".join((message, *reasons)) if batch.supervisors else message
 
 
 def write_reasons(
@@ -224,7 +242,12 @@ def _plan(
         backup=backup,
         replaces=record.replaces,
     )
-    result = plan_or_raise(ctx, batch, record.name)
+    result = plan_or_raise(ctx, batch, record.name, view)
+    placing = [record.topology_id]
+    if record.replaces:
+        placing.append(record.replaces)
+    workers = result.placement(record.name).workers
+    check_quotas(ctx.values(), view, staged.owner, workers, placing)
     return StagedPlacement(assignments_version=view.assignments_version, result=result)
 
 

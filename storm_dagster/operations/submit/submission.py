@@ -17,6 +17,7 @@ from storm_dagster.core.submission.conf import (
     submitted_keys,
     total_conf,
 )
+from storm_dagster.core.submission.setters import check_setters
 from storm_dagster.core.submission.spark_keys import check_spark_keys
 from storm_dagster.core.submission.tasks import (
     executor_counts,
@@ -290,7 +291,7 @@ def read_source(
     ``former`` runs if the upload does not have them; not for an upload by Thrift, because a Storm
     client sends the complete conf each time. :class:`NotAlive` without the upload,
     :class:`InvalidTopology` for an invalid one; :class:`NotAuthorized` if a user who is not an
-    administrator changes the owner's lists.
+    administrator changes the owner's lists, or sets a key that it must not set.
     """
     uploaded = ctx.find_blob(staging.upload_key(handle, "topology"))
     if uploaded is None:
@@ -309,6 +310,15 @@ def read_source(
     old = None if former is None else load_runnable(ctx, former)
     layers: dict[LayerName, dict[str, Any]] = {"submission": conf}
     if submitter is not None:
+        conf, spec, setter_warnings = check_setters(
+            submitter.decode(),
+            conf,
+            spec,
+            ctx.values() if old is None else old.conf,
+            keep_silent=is_thrift,
+        )
+        warnings.extend(setter_warnings)
+        layers["submission"] = conf
         lists = merge_conf({"author": spec.conf, "submission": conf})
         former_conf = None if old is None else old.conf
         layers["owner"] = limited_conf(submitter.decode(), lists, former_conf)

@@ -43,7 +43,12 @@ _HEADERS = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store"}
 
 
 def _utc(time_format: str, epoch_secs: float) -> str:
-    return datetime.fromtimestamp(epoch_secs, timezone.utc).strftime(time_format)
+    try:
+        moment = datetime.fromtimestamp(epoch_secs, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        # A worker writes the time of its errors.
+        return "?"
+    return moment.strftime(time_format)
 
 
 def _prose(text: str) -> Markup:
