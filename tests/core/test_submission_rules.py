@@ -264,7 +264,7 @@ class TestValidation:
         with pytest.raises(InvalidTopology, match=message):
             check(spec)
 
-    @pytest.mark.parametrize("name", ["word_count-1.2", "1a", "-", "a.b"])
+    @pytest.mark.parametrize("name", ["word_count-1.2", "1a", "a-", "a.b"])
     def test_names_that_are_fine(self, name: str) -> None:
         check(topology(name=name))
 

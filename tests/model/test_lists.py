@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
+
 from storm_dagster.model import errors, paths
-from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.errors import ERRORS, StormDagsterError, error_from_document
 
 
 def test_the_list_of_errors_has_every_type() -> None:
@@ -18,10 +20,22 @@ def test_the_list_of_errors_has_every_type() -> None:
     assert len(errors.ERRORS) == len(types)
 
 
+@pytest.mark.parametrize("cls", ERRORS)
+def test_every_error_is_read_from_its_document(cls: type[StormDagsterError]) -> None:
+    document = {"error": {"type": cls.__name__, "message": "reason"}}
+    assert type(error_from_document(document)) is cls
+
+
 def test_every_first_level_path_is_created_with_the_root_or_by_its_writer() -> None:
     constants = [
         value for name, value in vars(paths).items() if name.isupper() and isinstance(value, str)
     ]
-    by_writers = {paths.CLUSTER_ID, paths.HEALER, paths.NIMBUS_MASTER, paths.DEPLOYS}
+    by_writers = {
+        paths.CLUSTER_ID,
+        paths.HEALER,
+        paths.NIMBUS_MASTER,
+        paths.DEPLOYS,
+        paths.EVENTS,
+    }
     assert set(paths.FIRST_LEVEL) == set(constants) - by_writers
     assert len(set(paths.FIRST_LEVEL)) == len(paths.FIRST_LEVEL)
