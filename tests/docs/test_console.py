@@ -15,7 +15,8 @@ from storm_rigs.product.console import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "tutorial.md"]
+NAMES = ("README.md", "docs/index.md", "docs/tutorial.md", "docs/tour.md")
+PAGES = [ROOT / name for name in NAMES]
 COMMANDS = [command for page in PAGES for command in console_commands(page)]
 
 
@@ -29,8 +30,8 @@ def test_a_command_is_followed_by_what_it_prints(command: ConsoleCommand) -> Non
         )
 
 
-def test_all_three_pages_have_commands() -> None:
-    assert {command.page for command in COMMANDS} == {"README.md", "index.md", "tutorial.md"}
+def test_all_pages_have_commands() -> None:
+    assert {command.page for command in COMMANDS} == {page.name for page in PAGES}
 
 
 def test_a_block_is_taken_apart(tmp_path: Path) -> None:

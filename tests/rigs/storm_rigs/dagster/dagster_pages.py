@@ -26,6 +26,10 @@ class DagsterPages:
     def open(self, path: str) -> None:
         self.page.goto(self.url + path)
 
+    def skip_first_dialog(self) -> None:
+        """Close the dialog that Dagster shows to a new browser."""
+        self.page.get_by_role("button", name="Skip").click()
+
     # -- launching ---------------------------------------------------------------------------------
     def open_asset_launchpad(self, job: str) -> None:
         """The Launchpad from the job's asset graph: the one in which a partition can be added."""
@@ -73,6 +77,11 @@ class DagsterPages:
         button.click()
         self.page.wait_for_url("**/runs/*")
         return self.page.url.rsplit("/", 1)[1]
+
+    def materialize(self) -> None:
+        """Press `Materialize` on the page of an asset without partitions, and follow to the run."""
+        self.page.get_by_role("button", name="Materialize").first.click()
+        expect(self.page.get_by_text("Launched run")).to_be_visible()
 
     # -- runs --------------------------------------------------------------------------------------
     def wait_success(self, steps: int) -> None:

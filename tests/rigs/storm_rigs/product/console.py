@@ -12,7 +12,7 @@ from pathlib import Path
 ANYTHING = "..."
 """A line of a document that stands for any number of lines, none included."""
 
-SILENT = ("cd", "kill", "sed", "sleep", "source")
+SILENT = ("cd", "kill", "python3", "sed", "sleep", "source")
 """Programs that print nothing when they succeed."""
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```", flags=re.S | re.M)

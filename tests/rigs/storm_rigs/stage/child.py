@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -66,15 +67,19 @@ class ChildEnded(Exception):
     """A process ended before it served."""
 
 
-def stop_child(process: subprocess.Popen[bytes], patience: float = 30.0) -> None:
-    """End a process and all that it has started: TERM to the process, KILL to what still runs
+def stop_child(
+    process: subprocess.Popen[bytes],
+    patience: float = 30.0,
+    first: signal.Signals = signal.SIGTERM,
+) -> None:
+    """End a process and all that it has started: ``first`` to the process, KILL to what still runs
     after ``patience`` seconds. Stopping twice does nothing.
     """
     if process.poll() is not None:
         return
     parent = psutil.Process(process.pid)
     family = [parent, *parent.children(recursive=True)]
-    process.terminate()
+    process.send_signal(first)
     for member in psutil.wait_procs(family, multiplied(patience))[1]:
         member.kill()
     process.wait(multiplied(10))

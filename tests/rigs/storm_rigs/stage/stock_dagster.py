@@ -1,11 +1,12 @@
-"""A user's own Dagster: `dagster dev` on one module, with webserver, daemon and a queue."""
+"""A user's own Dagster: `dagster dev` or `dg dev`, with webserver, daemon and a queue."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ _RELOAD = """mutation($name: String!) { reloadRepositoryLocation(repositoryLocat
 class StockDagster:
     """`dagster dev -m MODULE` in ``root``; a context manager that ends it with all its processes.
 
-    ``home`` becomes its ``DAGSTER_HOME``, with ``settings`` as `dagster.yaml`; without them there
-    is no such file.
+    A ``command`` such as ``("dg", "dev")`` is started instead, if the project's code location is
+    ``module``. ``home`` becomes its ``DAGSTER_HOME``, with ``settings`` as `dagster.yaml`; without
+    them there is no such file.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class StockDagster:
         home: Path,
         settings: str = "",
         env: Mapping[str, str] | None = None,
+        command: Sequence[str] = (),
     ) -> None:
         self.root, self.module, self.home = root, module, home
         home.mkdir()
@@ -51,11 +54,13 @@ class StockDagster:
         self.port = free_port()
         self.instance = dg.DagsterInstance.from_config(str(home))
         self._env = dict(env or {})
+        self._command = list(command) or ["dagster", "dev", "-m", module]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        argv = [str(Path(sys.executable).with_name("dagster")), "dev", "-m", self.module]
-        argv += ["-h", "127.0.0.1", "-p", str(self.port)]
+        program, *arguments = self._command
+        argv = [str(Path(sys.executable).with_name(program)), *arguments]
+        argv += ["--host", "127.0.0.1", "--port", str(self.port)]
         env = {"DAGSTER_HOME": str(self.home), "DAGSTER_DISABLE_TELEMETRY": "yes", **self._env}
         self._process = start_child(
             argv, self.log, env=env, without=["STORM_DAGSTER_HOME"], cwd=self.root, own_session=True
@@ -74,7 +79,8 @@ class StockDagster:
     def __exit__(self, *_: object) -> None:
         process, self._process = self._process, None
         assert process is not None
-        stop_child(process, 40)
+        # `dg dev` waits for its children when it gets TERM. Both end at Ctrl-C.
+        stop_child(process, 40, signal.SIGINT)
         self.instance.dispose()
 
     @property
