@@ -137,8 +137,8 @@ def test_name_and_status_may_come_from_the_environment(
     monkeypatch.setenv("SHOP_STATUS", "STOPPED")
     monkeypatch.setenv("DAGSTER_CLOUD_DEPLOYMENT_NAME", "pr-7")
     defs = load(project)
-    spec = next(iter(defs.resolve_all_asset_specs()))
-    assert spec.key == dg.AssetKey(["topologies", "shop-a"])
+    specs = {spec.key: spec for spec in defs.resolve_all_asset_specs()}
+    spec = specs[dg.AssetKey(["topologies", "shop-a"])]
     assert spec.metadata["owner"] == f"{PACKAGE}:pr-7"
     statuses = {sensor.default_status for sensor in defs.sensors or []}
     assert statuses == {dg.DefaultSensorStatus.STOPPED}
