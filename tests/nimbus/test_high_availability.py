@@ -209,17 +209,17 @@ def test_an_update_reaches_a_nimbus_that_was_away(
     first = stage.nimbus("n1").await_leading()
     second = stage.nimbus("n2").await_serving()
     tree = state()
-    make_active(tree)
+    key = "lib.jar"  # a blob of users, since the code of a live topology does not change
     with NimbusBlobClient(first.url, min_replication=2) as blobs:
-        blobs.put(KEY, b"one")
+        blobs.put(key, b"one")
     second.stop()
     with NimbusBlobClient(first.url) as blobs:
-        blobs.put(KEY, b"two")
-        blobs.put(KEY, b"two")  # the same content is no new version
-    assert [holder.rpartition("-")[2] for holder in tree.get_children(paths.blob(KEY))] == ["2"]
-    assert store_of(second).read(KEY) == b"one"
+        blobs.put(key, b"two")
+        blobs.put(key, b"two")  # the same content is no new version
+    assert [holder.rpartition("-")[2] for holder in tree.get_children(paths.blob(key))] == ["2"]
+    assert store_of(second).read(key) == b"one"
     stage.nimbus("n2").await_serving()
-    eventually(lambda: store_of(second).read(KEY) == b"two", what="the new content")
+    eventually(lambda: store_of(second).read(key) == b"two", what="the new content")
 
 
 def test_a_deletion_reaches_the_followers(
