@@ -163,7 +163,14 @@ def test_an_acknowledged_event_is_not_stored_anew() -> None:
 
 @pytest.mark.parametrize(
     ("log", "after", "numbers"),
-    [(LOG, 2, [3, 4]), (LOG, 0, [2, 3, 4]), ("b" * 32, 3, [2, 3, 4]), (None, 3, [2, 3, 4])],
+    [
+        (LOG, 2, [3, 4]),
+        (LOG, 0, [2, 3, 4]),
+        (LOG, 4, []),
+        (LOG, 5, [2, 3, 4]),
+        ("b" * 32, 3, [2, 3, 4]),
+        (None, 3, [2, 3, 4]),
+    ],
 )
 def test_reading_goes_on_after_a_number_of_the_same_log(
     log: str | None, after: int, numbers: list[int]
