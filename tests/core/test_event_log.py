@@ -52,7 +52,10 @@ class Log:
         return plan.full
 
     def remove(self, number: int, dropped: bool = False) -> None:
-        """Remove the events up to ``number``, which may be removed or not exist."""
+        """Remove the events up to ``number``; nothing if it is removed or does not exist."""
+        if number >= self.head.next:
+            assert event_log.remove_events(self.head, self.batches, number) is None
+            return
         stays = [key for key in self.waiting if key > number]
         since = self.waiting[min(stays)][1] if stays else None
         removal = event_log.remove_events(

@@ -225,8 +225,8 @@ def read_page(
     """The oldest events of a log that have higher numbers than ``after`` and wait.
 
     ``after`` counts in the log ``log``: if the name has another log by now, or one that has had no
-    such number, its oldest events are read. At most ``limit`` events and about 1 MiB. :class:`Unavailable` if this nimbus does not
-    have their blob yet.
+    such number, its oldest events are read. At most ``limit`` events and about 1 MiB.
+    :class:`Unavailable` if this nimbus does not have their blob yet.
     """
     for attempts_left in reversed(range(_MAX_READS)):
         stored = ctx.cluster.read_event_log(name)
