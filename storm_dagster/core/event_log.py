@@ -194,9 +194,9 @@ def remove_events(
 
     ``batches`` are all of the log, in order. ``since`` is the time of the first event that stays,
     if it is known; else that of its batch is taken. ``dropped``: the events are counted as dropped.
+    A number that no event of the log has had removes nothing: see :func:`is_ahead`.
     """
-    number = min(number, head.next - 1)
-    if number <= head.acknowledged:
+    if number <= head.acknowledged or is_ahead(head, number):
         return None
     removed: list[EventBatchIndex] = []
     kept: list[EventBatchIndex] = []
@@ -219,6 +219,15 @@ def remove_events(
     if dropped:
         changes["dropped"] = head.dropped + number - head.acknowledged
     return Removal(head.model_copy(update=changes), tuple(removed), partial)
+
+
+def is_ahead(head: EventLogHead, number: int) -> bool:
+    """True if the log has had no event of that number, though its reader names it.
+
+    So it is after ZooKeeper was restored from a backup: the log counts again from the number of the
+    backup, and the events that wait are others than those that the reader has.
+    """
+    return number >= head.next
 
 
 def partial_batch(batches: Iterable[EventBatchIndex], number: int) -> EventBatchIndex | None:
@@ -250,10 +259,11 @@ def batches_after(
 ) -> tuple[int, list[EventBatchIndex]]:
     """Number after which events are sent, and the batches that have them, in order.
 
-    ``after`` counts in the log ``log``: for another log all events that wait are sent.
+    ``after`` counts in the log ``log``: for another log, and for a number ahead of the log, all
+    events that wait are sent.
     """
     start = head.acknowledged
-    if log == head.log:
+    if log == head.log and not is_ahead(head, after):
         start = max(start, after)
     return start, [batch for batch in batches if batch.last > start]
 

@@ -42,13 +42,14 @@ FORMER_MODULES = {
 """Modules of components that topologies of earlier releases name -> modules of this release."""
 
 
-def check_topology_name(name: object) -> str:
-    """The name of a new topology, checked.
+def check_topology_name(name: object, *, is_new: bool = True) -> str:
+    """The name of a topology, checked.
 
-    :class:`InvalidTopology` names the reason.
+    Without ``is_new`` the first character may be any: a topology that a former release accepted
+    keeps its name when its code is replaced. :class:`InvalidTopology` names the reason.
     """
     checked_name = check_topology_reference(name)
-    if not checked_name[0].isalnum():
+    if is_new and not checked_name[0].isalnum():
         # With '-' it would be an option of a command that is given the name.
         raise InvalidTopology(
             f"topology name {checked_name!r} must begin with a letter or digit: rename it"

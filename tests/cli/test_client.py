@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trustme
 
 from storm_dagster.cli.dev import readiness
 from storm_dagster.client import NimbusClient, upload, wait_for_run, wait_for_tasks
@@ -261,6 +262,27 @@ def test_events_go_to_the_leader_once(peers: list[Peer]) -> None:
     assert response.stored == {"e1"}
     # The response of a nimbus without event logs has no "full".
     assert response.trouble is None and not response.full
+
+
+def test_events_wait_while_the_authority_of_nimbus_cannot_be_read(
+    peers: list[Peer], tmp_path: Path
+) -> None:
+    leader = peers[0]
+    path = "/v1/topologies/wc-1-1700000000/events"
+    stored = {"stored": ["e1"], "refused": {}, "undefined": {}, "trouble": None}
+    leader.scripted = {path: [(200, stored)]}
+    cluster: Any = SimpleNamespace(leader_http=lambda: leader.url)
+    authority = tmp_path / "ca.pem"
+    conf = {"storm.tls.ca": str(authority)}
+    spec: Any = SimpleNamespace(conf=conf, topology_id="wc-1-1700000000", token="t")
+    responses: queue.SimpleQueue[ReportResponse] = queue.SimpleQueue()
+    sender = EventSender(spec, cluster, responses.put)
+    sender.send([])
+    waiting = responses.get(timeout=30)
+    assert waiting.trouble is not None and "storm.tls" in waiting.trouble
+    trustme.CA().cert_pem.write_to_path(str(authority))
+    sender.send([])
+    assert responses.get(timeout=30).stored == {"e1"}
 
 
 def test_a_local_cluster_finds_the_leader_that_its_nimbuses_name(peers: list[Peer]) -> None:

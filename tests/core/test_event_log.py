@@ -52,7 +52,10 @@ class Log:
         return plan.full
 
     def remove(self, number: int, dropped: bool = False) -> None:
-        """Remove the events up to ``number``, which may be removed or not exist."""
+        """Remove the events up to ``number``; nothing if it is removed or does not exist."""
+        if number >= self.head.next:
+            assert event_log.remove_events(self.head, self.batches, number) is None
+            return
         stays = [key for key in self.waiting if key > number]
         since = self.waiting[min(stays)][1] if stays else None
         removal = event_log.remove_events(
@@ -163,7 +166,14 @@ def test_an_acknowledged_event_is_not_stored_anew() -> None:
 
 @pytest.mark.parametrize(
     ("log", "after", "numbers"),
-    [(LOG, 2, [3, 4]), (LOG, 0, [2, 3, 4]), ("b" * 32, 3, [2, 3, 4]), (None, 3, [2, 3, 4])],
+    [
+        (LOG, 2, [3, 4]),
+        (LOG, 0, [2, 3, 4]),
+        (LOG, 4, []),
+        (LOG, 5, [2, 3, 4]),
+        ("b" * 32, 3, [2, 3, 4]),
+        (None, 3, [2, 3, 4]),
+    ],
 )
 def test_reading_goes_on_after_a_number_of_the_same_log(
     log: str | None, after: int, numbers: list[int]

@@ -484,6 +484,20 @@ def test_a_cursor_that_a_user_has_changed_begins_from_the_oldest_event(road: Roa
 
 
 @pytest.mark.long
+def test_a_cursor_ahead_of_a_restored_cluster_acknowledges_nothing(road: Road) -> None:
+    """The cluster counts again from the number of its backup; the cursor is of the time after."""
+    road.report(*numbered(1))
+    log = road.world.cluster.event_log("wc")
+    assert log is not None
+    key = cluster_key(road.location.topologies["wc"])
+    road.location.cursors[EVENTS_SENSOR] = f'{{"{key}": {{"wc": ["{log.log}", 500]}}}}'
+    road.tick()
+    assert (road.waiting(), road.numbers()) == (1, [0])
+    road.tick()
+    assert (road.waiting(), road.numbers()) == (0, [0])
+
+
+@pytest.mark.long
 def test_a_tick_that_has_no_time_left_leaves_events_to_the_next(
     road: Road, monkeypatch: pytest.MonkeyPatch
 ) -> None:

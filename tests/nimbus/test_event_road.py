@@ -296,6 +296,32 @@ def test_events_wait_for_the_clusters_dagster_and_go_in_order(
 
 
 @pytest.mark.long
+@pytest.mark.dagster
+def test_many_events_of_one_topology_do_not_hold_up_those_of_another(
+    leading: Callable[..., Cluster], dagster_server: DagsterServer
+) -> None:
+    cluster = leading(dagster__graphql__url=dagster_server.url, dagster__graphql__timeout__secs=20)
+    busy_id = cluster.deploy("busy")
+    cluster.deploy("calm")
+    events = [
+        DagsterEvent.make("wc/count", "materialization", "lake/busy", metadata={"number": number})
+        for number in range(1000)
+    ]
+    reports = [EventReport(busy_id, "count", 4, event) for event in events]
+    with NimbusBlobClient(cluster.nimbus.url) as blobs:
+        take_events(cluster.context(blobs), "busy", EventSource(busy_id), reports)
+
+    def waiting(name: str) -> int:
+        log = cluster.state.event_log(name)
+        return -1 if log is None else log.waiting
+
+    eventually(lambda: 0 < waiting("busy") < 1000, 60, "the forwarding of the first page")
+    cluster.report("calm", document(1, "calm", **COUNT))
+    eventually(lambda: waiting("calm") == 0, 60, "the event of the other topology")
+    assert waiting("busy") > 0, "its event did not wait for all of the first one"
+
+
+@pytest.mark.long
 def test_a_new_leader_has_what_the_former_one_took(stage: Stage) -> None:
     conf = {"topology.min.replication.count": 2}
     first = stage.nimbus("n1", conf).await_leading()

@@ -97,13 +97,27 @@ def test_events_wait_in_order_until_they_are_acknowledged(world: World) -> None:
         assert numbers_after(world) == [3, 4]
     with pytest.raises(Conflict, match="another one now"):
         acknowledge_events(world.context(), "wc", "b" * 32, 4)
-    head = acknowledge_events(world.context(), "wc", log, 1_000)
+    head = acknowledge_events(world.context(), "wc", log, 4)
     assert head is not None and (head.waiting, head.bytes, head.since) == (0, 0, None)
     assert numbers_after(world) == [] and blobs_of_events(world) == []
 
     take(world, topology_id, 5)
     page = read_page(world.context(), "wc", log, 4, 200)
     assert [taken.number for taken in page.events] == [5], "numbers are not used twice"
+
+
+def test_a_reader_ahead_of_a_restored_log_removes_and_misses_nothing(world: World) -> None:
+    """ZooKeeper's backup brings the former numbers back, and a code location knows higher ones."""
+    topology_id = world.submit("wc", "t")
+    for number in range(1, 3):
+        take(world, topology_id, number)
+    log = log_of(world)
+    head = acknowledge_events(world.context(), "wc", log, 500)
+    assert head is not None and head.waiting == 2
+    assert numbers_after(world, 500, log) == [1, 2]
+    assert numbers_after(world, 2, log) == []
+    head = acknowledge_events(world.context(), "wc", log, 2)
+    assert head is not None and head.waiting == 0
 
 
 def test_events_keep_who_reported_them(world: World) -> None:

@@ -21,12 +21,13 @@ from storm_dagster.model.errors import (
     NotAlive,
     Unavailable,
 )
-from storm_dagster.model.names import conf_key, jar_key
+from storm_dagster.model.names import conf_key, jar_key, topology_name_of
 from storm_dagster.model.records import decode_record
 from storm_dagster.model.unreported import UnreportedEvents
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.operations.context import load_runnable
 from storm_dagster.operations.live import lifecycle, rebalance
+from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
@@ -55,6 +56,20 @@ def test_a_topology_is_turned_off_and_on_and_nothing_is_written_twice(world: Wor
     assert not lifecycle.deactivate(ctx, "wc").changed
     assert writes(world, topology_id) == before, "nothing is written when nothing changes"
     assert lifecycle.activate(ctx, topology_id).status == "ACTIVE", "an id will do for a name"
+
+
+def test_a_topology_keeps_the_name_that_a_former_release_accepted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidTopology, match="must begin with a letter or digit"):
+        world.submit("_wc")
+    with monkeypatch.context() as former:
+        former.setattr(submission, "check_topology_name", lambda name, **_: name)
+        topology_id = world.submit("_wc", "t1")
+    world.upload("new", WORD_COUNT)
+    report = lifecycle.update(world.context(), "_wc", token="t2", handle="new")
+    assert report.topology_id not in (None, topology_id)
+    assert topology_name_of(str(report.topology_id)) == "_wc"
 
 
 def test_unknown_names_are_not_alive(world: World) -> None:

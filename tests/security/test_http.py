@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import logging
+import queue
 import select
 import socket
 import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,7 +21,9 @@ import trustme
 
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
+from storm_dagster.core.dataplane.event_outbox import ReportResponse
 from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import (
@@ -30,7 +34,9 @@ from storm_dagster.security.signing import (
     make_token,
     sign,
 )
+from storm_dagster.supervisor.handed_conf import handed_conf
 from storm_dagster.supervisor.log_service import LogService
+from storm_dagster.worker.dataplane.events import EventSender
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
 
@@ -245,6 +251,22 @@ class Heard:
         socket.create_connection(("127.0.0.1", self.port)).close()
         self._thread.join(30)
         self._listener.close()
+
+
+@pytest.mark.long
+def test_a_workers_events_reach_a_nimbus_with_tls(
+    stage: Stage, certificate: Callable[..., dict[str, str]]
+) -> None:
+    tls = certificate()
+    nimbus = stage.nimbus(storm__secret=SECRET, conf=tls).await_leading()
+    conf = handed_conf({**default_conf(), **tls, "storm.secret": SECRET}, other_user=True)
+    spec: Any = SimpleNamespace(conf=conf, topology_id="wc-1-1700000000", token="t")
+    cluster: Any = SimpleNamespace(leader_http=lambda: nimbus.url)
+    responses: queue.SimpleQueue[ReportResponse] = queue.SimpleQueue()
+    EventSender(spec, cluster, responses.put).send([])
+    trouble = responses.get(timeout=60).trouble
+    # Nimbus has read the request: there is no such worker here.
+    assert trouble is not None and "come from its live workers only" in trouble
 
 
 def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(

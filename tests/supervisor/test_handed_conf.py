@@ -10,6 +10,7 @@ import pytest
 
 import storm_dagster
 from storm_dagster.model.conf import CONF_KEYS, SECRET_KEYS, default_conf
+from storm_dagster.security.settings import Security
 from storm_dagster.supervisor.handed_conf import (
     CREDENTIAL_KEYS,
     handed_conf,
@@ -17,7 +18,14 @@ from storm_dagster.supervisor.handed_conf import (
 )
 
 PACKAGE = Path(storm_dagster.__file__).parent
-READERS = ("worker", "api", "connectors", "core/dataplane", "zk/storm_cluster_state.py")
+READERS = (
+    "worker",
+    "api",
+    "connectors",
+    "core/dataplane",
+    "security/settings.py",
+    "zk/storm_cluster_state.py",
+)
 """Code that runs in a worker and reads its conf."""
 REMOTE = "sc://spark1:15002/;token=T;user_id=u"
 PLANTED: dict[str, Any] = {
@@ -47,7 +55,9 @@ def test_workers_get_every_key_that_their_code_reads() -> None:
         for file in files:
             read.update(dict.fromkeys(constants(file) & CONF_KEYS.keys(), file))
     assert {"worker.heartbeat.frequency.secs", "spark.remote"} <= read.keys()
-    missing = {key: file for key, file in read.items() if not CONF_KEYS[key].worker}
+    # Keys of the cluster's own credentials, which daemons read by the same code.
+    shared = read.keys() - CREDENTIAL_KEYS
+    missing = {key: read[key] for key in shared if not CONF_KEYS[key].worker}
     assert not missing, "set worker: true in conf_keys.yaml, or do not read the key in a worker"
 
 
@@ -58,6 +68,14 @@ def test_no_worker_gets_a_credential_of_the_cluster(other_user: bool) -> None:
     assert not handed.keys() & CREDENTIAL_KEYS
     keystore = "storm.zookeeper.ssl.keystore.password"
     assert {key for key in handed if key in SECRET_KEYS} <= {keystore}
+
+
+@pytest.mark.parametrize("other_user", [False, True])
+def test_a_worker_knows_the_authority_of_nimbus(other_user: bool) -> None:
+    tls = {f"storm.tls.{name}": f"/etc/{name}.pem" for name in ("cert", "key", "ca")}
+    security = Security.of(handed_conf({**default_conf(), **tls}, other_user))
+    # Without it the worker's reports for Dagster end in a failed TLS handshake.
+    assert (security.cert, security.key, security.ca) == (None, None, "/etc/ca.pem")
 
 
 def test_a_worker_of_another_user_gets_what_workers_read() -> None:

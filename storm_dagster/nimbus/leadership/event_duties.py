@@ -31,6 +31,8 @@ _PAGE_EVENTS = 50
 """Events that are forwarded before they are acknowledged together."""
 _PAGE_SECS = 10.0
 """Time after which the rest of them is left for the next page."""
+_FORWARD_SECS = 10.0
+"""Time after which forwarding leaves the rest to the next round of duties."""
 _MIN_PAUSE_SECS = 0.5
 _MAX_PAUSE_SECS = 15.0
 """The pause after a response without success grows from the smaller to the larger one."""
@@ -79,17 +81,23 @@ class LeaderEvents(LeaderRounds):
             return
         taken.clear()
         self._next_poll = now + _POLL_SECS
-        names = self._names_to_forward(ctx, ctx.cluster.event_logs())
-        while names:
-            remaining: list[str] = []
+        # Read anew for each turn: a log that never gets empty must not keep others waiting, nor
+        # those of a topology that a code location has declared meanwhile go here.
+        while names := self._names_to_forward(ctx, ctx.cluster.event_logs()):
+            has_more = False
             for name in names:
                 if self._attempt(name, lambda name=name: self._forward_page(ctx, name)):
-                    remaining.append(name)
+                    has_more = True
                 if time.monotonic() < self._retry_at:
                     # Events that are taken during the pause are found by the poll after it.
                     self._next_poll = self._retry_at
                     return
-            names = remaining
+            if not has_more:
+                return
+            if time.monotonic() > now + _FORWARD_SECS:
+                # The other duty, and the end of nimbus, come before the rest.
+                taken.set()
+                return
 
     def _names_to_forward(
         self, ctx: OperationsContext, summaries: dict[str, EventLogSummary]

@@ -89,7 +89,7 @@ class EventPulls:
             raise Conflict(
                 f"topology {name!r} is not declared: its events go to the cluster's Dagster"
             )
-        if head is not None and head.log == log:
+        if head is not None and head.log == log and not rules.is_ahead(head, number):
             self._report_undefined(ctx, name, head, number, undefined)
         new_head = event_logs.acknowledge_events(ctx, name, log, number)
         return {"waiting": 0 if new_head is None else new_head.waiting}

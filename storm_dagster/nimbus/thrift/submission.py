@@ -138,7 +138,7 @@ class TopologySubmission:
 
         Raises the errors of :meth:`submit`. Unknown keys of the conf are only logged.
         """
-        checked_name = check_topology_name(name)
+        checked_name = check_topology_name(name, is_new=False)
         document = read_conf(json_conf, f"topology {checked_name!r}")
         spec = read_topology_struct(topology, checked_name)
         conf, spec, warnings = check_confs(
@@ -150,6 +150,7 @@ class TopologySubmission:
         elif conf.get("topology.hot.deploy.enable"):
             deploy = ("update", {})
         if deploy is None:
+            check_topology_name(checked_name)
             remedy = "kill it first, choose another name, or set topology.hot.deploy.enable=true"
             check_name_free(self._nimbus.cluster.load_view(), checked_name, remedy=remedy)
         user = LIMITED_USER.get()

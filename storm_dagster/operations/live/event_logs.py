@@ -224,9 +224,9 @@ def read_page(
 ) -> EventPage:
     """The oldest events of a log that have higher numbers than ``after`` and wait.
 
-    ``after`` counts in the log ``log``: if the name has another log by now, its oldest events are
-    read. At most ``limit`` events and about 1 MiB. :class:`Unavailable` if this nimbus does not
-    have their blob yet.
+    ``after`` counts in the log ``log``: if the name has another log by now, or one that has had no
+    such number, its oldest events are read. At most ``limit`` events and about 1 MiB.
+    :class:`Unavailable` if this nimbus does not have their blob yet.
     """
     for attempts_left in reversed(range(_MAX_READS)):
         stored = ctx.cluster.read_event_log(name)
@@ -267,7 +267,8 @@ def acknowledge_events(
 ) -> EventLogHead | None:
     """Remove every event up to ``number``, which Dagster has; return the log's head.
 
-    Repeating it has no effect. ``None`` without a log. :class:`Conflict` if the name has another
+    Repeating it has no effect, and neither has a number ahead of the log, which a code location
+    names after a restored backup. ``None`` without a log. :class:`Conflict` if the name has another
     log.
     """
     return _remove(ctx, name, log, number, dropped=False)
@@ -312,6 +313,8 @@ def _remove(
                 f"the event log of {name!r} is another one now ({stored.head.log}): read its "
                 "events from the beginning"
             )
+        if rules.is_ahead(stored.head, number):
+            return stored.head
         # Few batches at a time, so that the transaction stays small.
         part = number
         if len(stored.batches) > _MAX_REMOVED:

@@ -108,7 +108,7 @@ def stage_conf(
     published and no longer exists, :class:`NotAlive` if the submission was cancelled, and
     :class:`Unavailable` without a leader.
     """
-    check_topology_name(name)
+    check_topology_name(name, is_new=False)
     ctx = ctx.accepting_fewer(allow_degraded)
     epoch = ctx.current_epoch()
     earlier: TokenRecord | None = None
@@ -118,6 +118,8 @@ def stage_conf(
         staging.refuse_cancelled(token, earlier)
     if earlier is not None and replaces is None:
         replaces = _staged_replaces(ctx, token)
+    if earlier is None and replaces is None:
+        check_topology_name(name)
     view = ctx.cluster.load_view()
     is_published = earlier is not None and earlier.published
     if earlier is not None and is_published and earlier.topology_id not in view.topologies:

@@ -273,23 +273,27 @@ class EventSender:
 
     def _run(self) -> None:
         """Post batches forever; the body of the daemon thread."""
+        http: httpx.Client | None = None
+        while True:
+            batch = self._batches.get()
+            try:
+                if http is None:
+                    http = self._client()
+                response = self._post(http, batch)
+            except (StormDagsterError, ValueError, KeyError, TypeError) as error:
+                response = ReportResponse(trouble=f"{type(error).__name__}: {error}")
+            if response.trouble != self._trouble:
+                self._trouble = response.trouble
+                _log.warning("events for Dagster: %s", response.trouble or "they are taken again")
+            self.on_response(response)
+
+    def _client(self) -> httpx.Client:
+        """A client for nimbus; :class:`InvalidRequest` if a file of its TLS cannot be used."""
         # Most workers report no events, and need no HTTP client.
         import httpx
 
         options = Security.of(self.spec.conf).client_options()
-        with httpx.Client(timeout=httpx.Timeout(_REQUEST_SECS, connect=2.0), **options) as http:
-            while True:
-                batch = self._batches.get()
-                try:
-                    response = self._post(http, batch)
-                except (StormDagsterError, ValueError, KeyError, TypeError) as error:
-                    response = ReportResponse(trouble=f"{type(error).__name__}: {error}")
-                if response.trouble != self._trouble:
-                    self._trouble = response.trouble
-                    _log.warning(
-                        "events for Dagster: %s", response.trouble or "they are taken again"
-                    )
-                self.on_response(response)
+        return httpx.Client(timeout=httpx.Timeout(_REQUEST_SECS, connect=2.0), **options)
 
     def _post(self, http: httpx.Client, batch: list[ReportedEvent]) -> ReportResponse:
         """Post a batch once.
