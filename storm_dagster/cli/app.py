@@ -230,19 +230,15 @@ def run() -> NoReturn:
         # The reader of the output has closed it.
         sys.stdout = None
         sys.exit(0)
-    except OSError as error:
-        logging.getLogger(__name__).info("unexpected", exc_info=True)
-        subject = "this machine" if error.filename is None else str(error.filename)
-        text = f"{subject}: {error.strerror or error}: check its disk and permissions"
-        _fail(type(error).__name__, f"{text}; run with --verbose for the trace", 4, as_json)
     except Exception as error:
         # Daemons log from INFO up, client verbs only with --verbose.
         logging.getLogger(__name__).info("unexpected", exc_info=True)
-        _fail(
-            type(error).__name__,
-            f"unexpected: {error!r}; run with --verbose for the trace",
-            1,
-            as_json,
-        )
+        text = f"unexpected: {error!r}"
+        exit_code = 1
+        # Errors of connections are of this type, too; they name no file.
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}: check its disk and permissions"
+            exit_code = 4
+        _fail(type(error).__name__, f"{text}; run with --verbose for the trace", exit_code, as_json)
     _flush()
     sys.exit(code if isinstance(code, int) else 0)

@@ -15,7 +15,7 @@ from storm_dagster.model.conf import HIDDEN, is_secret_key
 
 _log = logging.getLogger(__name__)
 _LIKENESS = 0.9
-"""Least similarity of an unknown key and a known one, from 0 to 1, for "did you mean"."""
+"""Least similarity of an unknown key and one of Spark, from 0 to 1, for "did you mean"."""
 
 
 @dataclass(frozen=True)
@@ -132,19 +132,19 @@ def _refusal(key: str, value: str, error: Exception) -> str:
 
 
 def misspelled_keys(session: Any, unknown: Collection[str]) -> list[str]:
-    """Sentences about unknown keys that are like a known one; the others are logged.
+    """Sentences about unknown keys that are like one of Spark SQL; the others are logged.
 
-    Known are the keys of Spark SQL that the server lists. It lists none of Spark's core.
+    The server lists the keys of Spark SQL, and none of Spark's core.
     """
     if not unknown:
         return []
     # Only an unknown key needs it.
     from difflib import get_close_matches
 
-    known = [str(row[0]) for row in session.sql("SET -v").collect()]
+    spark_sql_keys = [str(row[0]) for row in session.sql("SET -v").collect()]
     sentences: list[str] = []
     for key in unknown:
-        nearest = get_close_matches(key, known, n=1, cutoff=_LIKENESS)
+        nearest = get_close_matches(key, spark_sql_keys, n=1, cutoff=_LIKENESS)
         if nearest:
             sentences.append(
                 f"{key} is not a key of Spark, and has no effect there: did you mean {nearest[0]}?"

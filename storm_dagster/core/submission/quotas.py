@@ -48,12 +48,14 @@ def check_quotas(
     _check(owner, "nimbus.user.memory.max", max_bytes, memory, sum(new_sizes), former_memory)
 
 
-def _check(owner: str, key: str, limit: int | None, others: int, wanted: int, former: int) -> None:
-    """Raise :class:`InvalidRequest` if ``wanted`` beside ``others`` exceeds the limit."""
-    if limit is None or wanted <= former or others + wanted <= limit:
+def _check(
+    owner: str, key: str, limit: int | None, others: int, requested: int, former: int
+) -> None:
+    """Raise :class:`InvalidRequest` if ``requested`` beside ``others`` exceeds the limit."""
+    if limit is None or requested <= former or others + requested <= limit:
         return
     unit = "slots" if key.endswith("slots.max") else "bytes of memory"
     raise InvalidRequest(
-        f"user {owner!r} would hold {others + wanted} {unit} ({wanted} for this topology), {key} "
-        f"allows {limit}: ask for fewer workers, or kill another topology of the user"
+        f"user {owner!r} would hold {others + requested} {unit} ({requested} for this topology), "
+        f"{key} allows {limit}: ask for fewer workers, or kill another topology of the user"
     )

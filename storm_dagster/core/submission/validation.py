@@ -109,7 +109,7 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
     Raises :class:`InvalidTopology` for the first rule that it breaks. ``conf`` is the total conf.
     The topology is the user's, without system components.
     """
-    # Whoever names a new topology checks its name in full.
+    # The submission of a new topology checks its name in full.
     check_topology_name(spec.name, is_new=False)
     if conf.get("topology.workers") is None:
         raise InvalidTopology("topology.workers is not set: give a whole number of at least 1")

@@ -20,7 +20,7 @@ from storm_dagster.client import NimbusClient
 from storm_dagster.defs.declared.reports import (
     REPORTS_CHECK,
     AssetEvent,
-    KnownAssets,
+    DefinedAssets,
     ReportSubject,
     asset_event,
     reports_result,
@@ -144,11 +144,11 @@ class _Problems:
         self.are_kept = True
         self._add(_Problem(report, now))
 
-    def texts(self, known: KnownAssets, now: float) -> list[str]:
+    def texts(self, defined_assets: DefinedAssets, now: float) -> list[str]:
         """Reasons of the subjects that are still undefined; the others are forgotten."""
         texts: list[str] = []
         for subject, problem in list(self._problems.items()):
-            text = known.problem(problem.report)
+            text = defined_assets.problem(problem.report)
             if text is None or now - problem.at > _PROBLEM_SECS:
                 del self._problems[subject]
             else:
@@ -166,7 +166,7 @@ class EventTick:
     def __init__(
         self,
         cursor: Mapping[str, Any],
-        known: KnownAssets,
+        defined_assets: DefinedAssets,
         instance: dg.DagsterInstance,
         log: logging.Logger,
         *,
@@ -174,7 +174,7 @@ class EventTick:
     ) -> None:
         """With ``stores`` the tick stores its events itself (see :meth:`_store`)."""
         self._cursor = cursor
-        self._known = known
+        self._defined_assets = defined_assets
         self._instance = instance
         self._log = log
         self._stores = stores
@@ -395,7 +395,7 @@ class EventTick:
             self.events.append(event_for_dagster)
         elif not self._store(event_for_dagster):
             return f"Dagster cannot store the {event.kind} of asset {event.asset!r}"[:1000]
-        reason = self._known.problem(ReportSubject.of(event))
+        reason = self._defined_assets.problem(ReportSubject.of(event))
         if reason is not None:
             problems.add(ReportSubject.of(event), self._now)
         return reason
@@ -428,7 +428,7 @@ class EventTick:
         """
         if not problems.are_kept:
             return False
-        texts = problems.texts(self._known, self._now)
+        texts = problems.texts(self._defined_assets, self._now)
         # The other sensor evaluates the check as well, and repeats texts of a moment ago.
         if texts == stored_undefined(self._instance, topology.key):
             return bool(texts)
@@ -475,7 +475,7 @@ def events_sensor(
     def pull(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         tick = EventTick(
             read_cursor(context.cursor),
-            KnownAssets(context.repository_def, context.instance),
+            DefinedAssets(context.repository_def, context.instance),
             context.instance,
             context.log,
             stores=repetitions.count(context.cursor) >= _DIRECT_AFTER,

@@ -82,7 +82,7 @@ class ReportSubject:
         return (self.asset, self.check, self.partition is not None)
 
 
-class KnownAssets:
+class DefinedAssets:
     """Assets, partitions and checks that a code location defines.
 
     Without ``repository`` (a tick outside of a code location) everything counts as defined.

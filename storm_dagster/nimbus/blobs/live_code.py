@@ -1,4 +1,4 @@
-"""Code of live topologies, which the leader keeps whoever asks for its removal or replacement."""
+"""Code of live topologies, which the leader neither removes nor replaces for any caller."""
 
 from contextlib import suppress
 
@@ -50,7 +50,7 @@ def check_replaceable(
 def _topology_in_use(cluster: StormClusterState, key: str) -> str | None:
     """Id of the live topology that uses the blob as its code; ``None`` if none does.
 
-    Unreadable records count as in use: what workers are started from is not known then.
+    Unreadable records count as in use: it cannot be seen then what workers are started from.
     """
     topology_id = id_of_blob_key(key)
     code_dir = code_dir_of_blob_key(key)

@@ -68,7 +68,8 @@ class EventIntake:
         """Queue a batch for the next commit of that topology's name.
 
         The future gets the outcome, and never an error; cancelling it before the commit withdraws
-        the batch. :class:`Unavailable` if too many batches wait.
+        the batch. :class:`Unavailable` if too many batches wait, or nimbus
+        has no thread for them.
         """
         batch = _Batch(source, reports, Future())
         with self._lock:
@@ -80,7 +81,14 @@ class EventIntake:
                 queue.append(batch)
                 return batch.result
             self._queues[name] = deque([batch])
-        in_thread("nimbus-events", lambda: self._run(name))
+            try:
+                in_thread("nimbus-events", lambda: self._run(name))
+            except RuntimeError as error:
+                # Without a thread nothing would ever empty the queue.
+                del self._queues[name]
+                raise Unavailable(
+                    f"nimbus cannot start a thread that stores events ({error}): send it again"
+                ) from None
         return batch.result
 
     def _run(self, name: str) -> None:
@@ -155,6 +163,6 @@ class EventIntake:
 
 
 def _set(result: Future[IntakeResult], value: IntakeResult) -> None:
-    """Set the result, unless its reader has withdrawn meanwhile."""
+    """Set the result, unless its reader has withdrawn."""
     if result.set_running_or_notify_cancel():
         result.set_result(value)

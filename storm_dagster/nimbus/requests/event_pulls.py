@@ -107,16 +107,20 @@ class EventPulls:
         This comes before the events are removed: if nimbus dies between the two, the repetition
         reports them once more.
         """
-        wanted = {key: text for key, text in undefined.items() if head.acknowledged < key <= number}
-        after = min(wanted, default=0) - 1
-        while wanted:
+        reasons = {
+            event_number: reason
+            for event_number, reason in undefined.items()
+            if head.acknowledged < event_number <= number
+        }
+        after = min(reasons, default=0) - 1
+        while reasons:
             page = event_logs.read_page(ctx, name, head.log, after, rules.MAX_PAGE_EVENTS)
             if page.head is None or page.head.log != head.log or not page.events:
                 return
             for event in page.events:
-                text = wanted.pop(event.number, None)
-                if text is not None:
-                    event_logs.report_refused(ctx, event, text)
+                reason = reasons.pop(event.number, None)
+                if reason is not None:
+                    event_logs.report_refused(ctx, event, reason)
             after = page.events[-1].number
 
 
