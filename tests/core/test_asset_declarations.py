@@ -28,7 +28,7 @@ DEFAULT: list[str] = default_conf()["nimbus.user.asset.prefixes"]
 def declared(
     *assets: str, conf: dict[str, Any] | None = None, other: dict[str, Any] | None = None
 ) -> DeclaredAssets:
-    """Declarations of the bolts ``count`` (``assets``) and ``other``; ``conf`` is the topology's."""
+    """Those of the bolts ``count`` (``assets``) and ``other``; ``conf`` is the topology's."""
     component = {"object": {"python": "m:C"}}
     bolts = {
         "count": {**component, "conf": {ASSETS: list(assets)} if assets else {}},

@@ -1,6 +1,7 @@
 """Check of workers' events by the leader: each is about an asset that its component declares."""
 
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -26,13 +27,16 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.live.event_logs import EventReport
 
+_log = logging.getLogger(__name__)
+
 _MAX_CODES = 64
 """Codes of topologies whose declarations are kept in memory."""
 _WARNING_SECS = 3600.0
 """Time for which the warning of an asset is not repeated."""
-_MAX_WARNINGS = 2000
-"""Warnings of that time, of all topologies."""
-_MAX_WARNINGS_OF_BATCH = 5
+_MAX_WARNINGS = 50
+"""Warnings of that time, of one topology."""
+_MAX_TOPOLOGIES = 10_000
+"""Topologies that get warnings in that time."""
 
 
 @dataclass
@@ -59,11 +63,16 @@ class EventAssets:
         """Guards the declarations."""
         self._declarations: OrderedDict[str, DeclaredAssets] = OrderedDict()
         """Prefix of blob keys of a code -> its declarations, the last used one last."""
-        self._warned: TimeCacheMap[tuple[str, ...], bool] = TimeCacheMap(
-            _WARNING_SECS, now=time.monotonic(), limit=_MAX_WARNINGS
+        self._warned: TimeCacheMap[str, set[tuple[str, ...]]] = TimeCacheMap(
+            _WARNING_SECS, now=time.monotonic(), limit=_MAX_TOPOLOGIES
         )
-        """(topology id, component, *key) of the warnings that were given."""
+        """Topology id -> (component, *key) of the warnings that were given."""
+        self._logged: TimeCacheMap[str, bool] = TimeCacheMap(
+            _WARNING_SECS, now=time.monotonic(), limit=_MAX_TOPOLOGIES
+        )
+        """Topology ids of the refusals that were logged."""
         nimbus.expiring.append(self._warned)
+        nimbus.expiring.append(self._logged)
 
     def check(
         self, topology: TopologyView, source: EventSource, reports: Sequence[EventReport]
@@ -84,10 +93,10 @@ class EventAssets:
             event_id = report.event.id
             if decision.outcome == "refused":
                 checked.refused[event_id] = decision.reason
+                self._log_refusal(report, source, decision.reason)
                 continue
             checked.accepted.append(report)
-            has_room = len(checked.warnings) < _MAX_WARNINGS_OF_BATCH
-            if decision.outcome == "warned" and has_room and self._is_new(report):
+            if decision.outcome == "warned" and self._is_new(report):
                 checked.warnings[event_id] = decision.reason
         return checked
 
@@ -106,10 +115,33 @@ class EventAssets:
 
     def _is_new(self, report: EventReport) -> bool:
         """True if the warning of an asset was not given lately."""
-        warning = (report.topology, report.component or "", *report.event.key)
-        if warning in self._warned:
+        given = self._warned.get(report.topology)
+        if given is None:
+            given = set()
+            if not self._warned.put(report.topology, given):
+                return False
+        warning = (report.component or "", *report.event.key)
+        if warning in given or len(given) >= _MAX_WARNINGS:
             return False
-        return self._warned.put(warning, True)
+        given.add(warning)
+        return True
+
+    def _log_refusal(self, report: EventReport, source: EventSource, reason: str) -> None:
+        """Log a refused event, once an hour for each topology.
+
+        The error of the task is written by the worker, whose code may have reported on purpose.
+        """
+        if report.topology in self._logged or not self._logged.put(report.topology, True):
+            return
+        event = report.event
+        _log.warning(
+            "%s of user %r: the %s of %r is refused: %s",
+            report.topology,
+            source.user,
+            event.kind,
+            event.asset,
+            reason,
+        )
 
     def of_upgrade(self, topology: TopologyView) -> DeclaredAssets | None:
         """Declarations of the code to which a gray upgrade changes; ``None`` without one."""
