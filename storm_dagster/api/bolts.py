@@ -7,8 +7,13 @@ from typing_extensions import Unpack
 
 from storm_dagster.api.component import Component
 from storm_dagster.api.tuples import Tuple, TupleId
-from storm_dagster.model.dagster_events import TARGET_PART, DagsterEvent
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.dagster_events import (
+    ASSET_METADATA_KEY,
+    ASSETS_KEY,
+    TARGET_PART,
+    DagsterEvent,
+)
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
 
 class AssetEvent(TypedDict, total=False):
@@ -35,8 +40,8 @@ class DagsterReports:
     A component with many events that nimbus does not take gets no more tuples and ticks until it
     does.
 
-    ``key`` is ``"lake/clicks"`` or a list of its parts. ``metadata`` are JSON values, 16 KiB at
-    most.
+    ``key`` is ``"lake/clicks"`` or a list of its parts, one of those that the bolt declares
+    (:attr:`Bolt.assets`). ``metadata`` are JSON values, 16 KiB at most.
     """
 
     def __init__(self, bolt: Any) -> None:
@@ -114,6 +119,12 @@ class Bolt(Component):
     """Fail the tuple when ``process`` raises; without it, the tuple times out."""
     async_window: ClassVar[int] = 64
     """Number of tuples of a task in flight at once, if ``process`` is ``async``."""
+    assets: ClassVar[Sequence[str]] = ()
+    """Keys of the Dagster assets on which it reports, such as ``"lake/clicks"``.
+
+    Nimbus refuses reports on other assets. They come to the conf of the component, as
+    ``topology.component.assets``.
+    """
     _kind = "bolt"
     _is_full: bool = False
     """True while the bolt accepts no tuple (of blocking bolts).
@@ -127,6 +138,28 @@ class Bolt(Component):
     Unless it is 0, a full bolt waits for an external system (see ``TargetRetries``): spouts are
     held back, and no message timeout runs.
     """
+
+    @classmethod
+    def _spec_conf(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """The conf that the class requires, with the assets on which it reports.
+
+        These are defined elsewhere: a code location makes no asset of its own of them.
+        """
+        conf = super()._spec_conf(args)
+        declared: Any = cls.assets
+        is_list = isinstance(declared, list | tuple)
+        if not is_list or not all(isinstance(path, str) for path in declared):
+            raise InvalidTopology(
+                f"{cls.__name__}.assets must be a list of keys of Dagster assets, such as "
+                f"['lake/clicks'], got {declared!r:.100}: rename an attribute that is no such list"
+            )
+        if declared:
+            metadata = dict.fromkeys(declared)
+            metadata.update(conf.get(ASSET_METADATA_KEY) or {})
+            paths = [*(conf.get(ASSETS_KEY) or ()), *declared]
+            conf[ASSETS_KEY] = list(dict.fromkeys(paths))
+            conf[ASSET_METADATA_KEY] = metadata
+        return conf
 
     def _make_room(self) -> None:
         """End :attr:`_is_full`, if that is possible now."""

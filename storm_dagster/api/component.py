@@ -134,7 +134,7 @@ class Component:
         """
         kind = cls._require_kind()
         arguments = dict(args or {})
-        conf = dict(cls.component_config(arguments))
+        conf = cls._spec_conf(arguments)
         conf.update(cls.config or {})
         conf.update(config or {})
         return Spec(
@@ -155,6 +155,11 @@ class Component:
         Subclasses may extend it.
         """
         return {}
+
+    @classmethod
+    def _spec_conf(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """The conf of a spec, without ``config`` of the class and of the spec."""
+        return dict(cls.component_config(args))
 
     @classmethod
     def _require_kind(cls) -> str:

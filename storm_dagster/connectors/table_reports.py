@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.model.dagster_events import DagsterEvent, target_key
+from storm_dagster.model.dagster_events import DagsterEvent, target_key, written_assets
 from storm_dagster.model.dagster_names import DECLARED_VERSION_KEY
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ class TableReports:
         self._shift_ms = zlib.crc32(name.encode()) % interval_ms if interval_ms else 0
         now = bolt.context.now_ms()
         self._period = self._period_at(now)
-        assets = conf.get("topology.component.assets") or ()
         self._unreported: dict[str, _Unreported] = {}
         if interval_ms:
-            self._unreported = {asset: _Unreported(now) for asset in assets}
+            self._unreported = {asset: _Unreported(now) for asset in written_assets(conf)}
         self._offers: dict[str, _Offer] = {}
         """Asset -> report whose outcome is not known yet."""
         self._dropped = 0

@@ -34,6 +34,20 @@ The next part is the component, the others are the asset that the component writ
 location that declares the topology translates the key.
 """
 
+ASSETS_KEY = "topology.component.assets"
+"""Conf key of a component: the assets that it declares."""
+ASSET_METADATA_KEY = "topology.component.asset.metadata"
+"""Conf key of a bolt: asset -> metadata, or null for one that is defined elsewhere."""
+
+
+def written_assets(conf: Mapping[str, Any]) -> list[str]:
+    """Assets that a bolt writes, by its conf; each has a key below that of the bolt.
+
+    Left out are assets that are defined elsewhere, on which the bolt only reports.
+    """
+    metadata = conf.get(ASSET_METADATA_KEY) or {}
+    return [path for path in conf.get(ASSETS_KEY) or () if metadata.get(path, {}) is not None]
+
 
 def target_key(component: str, asset: str) -> list[str]:
     """Key of a report of ``component`` on an asset that it writes, such as ``postgres/orders``."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
+from storm_dagster.core.asset_declarations import check_prefixes
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.files import hold_folder
 from storm_dagster.host.memory import return_free_memory
@@ -109,6 +110,7 @@ def _serve(
     container that is gone, or an address that fails, also ends the election; its error is raised.
     """
     check_mode(conf)
+    check_prefixes(conf.values)
     security = Security.of(conf)
     host = check_exposure(conf, "nimbus", "secret or tls")
     stack.enter_context(hold_folder(home, "nimbus", nimbus_id))

@@ -85,7 +85,7 @@ class Nimbus:
     dagster: DagsterClient
     unreported: LeaderOutbox
     launches: Launches = field(default_factory=Launches)
-    expiring: list[TimeCacheMap[str, Any]] = field(default_factory=list)
+    expiring: list[TimeCacheMap[Any, Any]] = field(default_factory=list)
     """Transfers and tokens that expire when they are left idle; advanced by the upkeep thread."""
     alarm: str | None = None
     """Reason why this leader's own healing pauses; ``None`` while it does not."""

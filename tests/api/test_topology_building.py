@@ -55,6 +55,34 @@ def test_a_topology_class_becomes_its_document() -> None:
     assert decode_topology(spec.to_json()) == spec
 
 
+class Reporter(Bolt):
+    assets = ["lake/clicks", "lake/sales"]
+
+
+class TickingReporter(TicklessBatchingBolt, Reporter):
+    config = {"topology.component.asset.metadata": {}}
+
+
+def test_the_assets_of_a_bolt_are_declared_in_its_conf() -> None:
+    conf = Reporter.spec().config
+    assert conf == {
+        "topology.component.assets": ["lake/clicks", "lake/sales"],
+        # Defined elsewhere: no asset of its own is made of them.
+        "topology.component.asset.metadata": {"lake/clicks": None, "lake/sales": None},
+    }
+    ticking = TickingReporter.spec(config={"topology.component.assets": ["lake/x"]}).config
+    assert ticking["topology.component.assets"] == ["lake/x"], "a conf replaces the list"
+    assert ticking["topology.component.asset.metadata"] == {}
+    assert ticking["topology.tick.tuple.freq.secs"] == 2
+
+
+@pytest.mark.parametrize("assets", ["lake/clicks", {"lake/clicks": 1}, [["lake", "clicks"]], None])
+def test_assets_that_are_no_list_of_keys_are_refused(assets: object) -> None:
+    wrong = type("Wrong", (Bolt,), {"assets": assets})
+    with pytest.raises(InvalidTopology, match=r"Wrong\.assets must be a list of keys"):
+        wrong.spec()
+
+
 def test_the_builder_makes_the_same_document() -> None:
     builder = TopologyBuilder(config={"topology.workers": 2})
     words = builder.set_spout("words", Words, par=2)

@@ -145,10 +145,19 @@ class Files(SourceSpout):
 class Table(SinkBolt):
     sink = PostgresSink("public.orders")
 
+class Delay(Bolt):
+    assets = ["kafka/orders"]
+
+class Report(SinkBolt):
+    sink = PostgresSink("reports")
+    assets = ["lake/reports"]
+
 class Shop(Topology):
     orders = Orders.spec()
     files = Files.spec()
     table = Table.spec(inputs=[orders, files])
+    delay = Delay.spec(inputs=[orders])
+    report = Report.spec(inputs=[orders])
 """
 
 
@@ -167,6 +176,10 @@ def test_what_sources_read_is_upstream_and_what_sinks_write_is_downstream(projec
         "topologies/shop/files": {"topologies/shop", "files/s3/shop/in"},
         "topologies/shop/table": {"topologies/shop/orders", "topologies/shop/files"},
         "topologies/shop/table/postgres/public.orders": {"topologies/shop/table"},
+        # What a bolt reports on is defined elsewhere.
+        "topologies/shop/delay": {"topologies/shop/orders"},
+        "topologies/shop/report": {"topologies/shop/orders"},
+        "topologies/shop/report/postgres/reports": {"topologies/shop/report"},
     }
     assert specs["topologies/shop/table/postgres/public.orders"].kinds == {"storm", "postgres"}
 

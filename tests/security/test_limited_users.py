@@ -12,19 +12,22 @@ from itertools import product
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from storm_dagster.client.blobs import NimbusBlobClient
+from storm_dagster.model.dagster_events import DagsterEvent, target_key
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.blobs.uploads import MAX_PER_USER
-from storm_dagster.operations.submit.staging import allocate_topology_id, read_token
+from storm_dagster.operations.submit.staging import allocate_topology_id, read_token, upload_key
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import make_token
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.operations.acting import submit
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
-from storm_rigs.stage.records import ARCHIVE, World
+from storm_rigs.stage.records import ARCHIVE, WORD_COUNT, World
 
 pytestmark = pytest.mark.zookeeper
 SECRET = "a-secret-planted-for-tests-4711"
@@ -37,11 +40,11 @@ class Secured:
 
     def __init__(self, nimbus: NimbusThread, certificate: Callable[..., dict[str, str]]) -> None:
         self.nimbus = nimbus
-        self._certificate = certificate
+        self.certificate = certificate
         self.admin = nimbus.client()
 
     def user(self, name: str) -> httpx.Client:
-        return self.nimbus.client(Security.of(self._certificate(name)))
+        return self.nimbus.client(Security.of(self.certificate(name)))
 
     def upload(self, http: httpx.Client) -> str:
         """A handle whose parts are all there."""
@@ -244,3 +247,64 @@ def test_a_submission_is_cancelled_by_its_user_and_by_no_other(secured: Secured)
         assert kill
         stored = read_token(ctx, "t3")
         assert stored is not None and stored[0].cancelled_by == "kill"
+
+
+LEDGER = ["finance", "ledger"]
+ASSETS = "topology.component.assets"
+
+
+def submit_as(world: World, user: str, assets: list[str]) -> str:
+    """A topology ``wc`` of a limited user, whose bolt ``count`` declares the assets; its id."""
+    count = {**WORD_COUNT["bolts"]["count"], "conf": {ASSETS: assets}}
+    topology = {**WORD_COUNT, "bolts": {**WORD_COUNT["bolts"], "count": count}}
+    handle = world.upload("handle-assets", topology)
+    world.blobs.put(upload_key(handle, "submitter"), user.encode())
+    submit(world.context(), name="wc", token="token-assets", handle=handle)
+    topology_id = world.named("wc").id
+    world.run_workers(topology_id)
+    return topology_id
+
+
+def report(
+    secured: Secured, world: World, topology_id: str, *events: DagsterEvent
+) -> dict[str, Any]:
+    """Report the events as the code of the topology can: with the start token of its worker."""
+    worker = next(iter(world.cluster.live_workers(topology_id).values()))
+    reporter = {"component": "count", "task": 4}
+    documents = [{**msgspec.to_builtins(event), **reporter} for event in events]
+    answer = secured.nimbus.client(Security.of(secured.certificate("worker"))).post(
+        f"/v1/topologies/{topology_id}/events",
+        json={"events": documents},
+        headers={"Authorization": f"Bearer {worker.token}"},
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def event(kind: str, key: list[str]) -> DagsterEvent:
+    check = {"check": "balanced", "passed": True} if kind == "check" else {}
+    return DagsterEvent.make("wc/count", kind, key, **check)
+
+
+def test_a_worker_reports_on_no_asset_of_another_team(secured: Secured) -> None:
+    own = ["topologies", "wc", "words"]
+    with secured.world() as world:
+        world.supervisor("s1")
+        topology_id = submit_as(world, "ann", ["topologies/wc/words", "lake/clicks"])
+        kinds = ("materialization", "observation", "check")
+        keys = (LEDGER, ["topologies", "wc2", "words"], ["topologies/wc/words"], [*own, "x"])
+        forged = [event(kind, key) for kind in kinds for key in keys]
+        declared_only = event("check", ["lake", "clicks"])
+        other_table = event("materialization", list(target_key("split", "topologies/wc/words")))
+        genuine = [event(kind, own) for kind in kinds]
+        genuine.append(event("materialization", list(target_key("count", "topologies/wc/words"))))
+        answer = report(secured, world, topology_id, *forged, declared_only, other_table, *genuine)
+        refused: dict[str, str] = answer["refused"]
+        assert refused.keys() == {entry.id for entry in (*forged, declared_only, other_table)}
+        assert answer["stored"] == [entry.id for entry in genuine]
+        assert (answer["undefined"], answer["trouble"]) == ({}, None)
+        assert "component 'count' does not declare it" in refused[forged[0].id]
+        assert ASSETS in refused[forged[0].id]
+        assert "nimbus.user.asset.prefixes: topologies/wc/" in refused[declared_only.id]
+        log = world.cluster.event_log("wc")
+        assert log is not None and log.waiting == len(genuine), "nothing else is stored"

@@ -17,6 +17,7 @@ from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.worker.dataplane.events import ReportedEvent
 
 
 class Hours(Spout):
@@ -259,6 +260,32 @@ def test_one_call_with_too_many_events_is_reported() -> None:
         assert sum("it is dropped; report fewer events in one call" in text for text in said) == 1
     lost = [str(error) for _, error in harness.errors if "is lost" in str(error)]
     assert len(lost) == MAX_EVENTS, "and what is lost when the worker ends"
+
+
+class Undeclared(Bolt):
+    def process(self, tup: Tuple) -> None:
+        self.dagster.materialize("finance/ledger")
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_an_undeclared_asset_is_an_error_of_its_task(is_refused: bool) -> None:
+    """Its tuple fails if the cluster refuses the event, and is acked if it warns of it."""
+    reason = "component 'landed' does not declare it: list it"
+    with TopologyHarness(topology(Undeclared), {"hours": [[9]]}, replays=0) as harness:
+
+        def send(batch: list[ReportedEvent]) -> None:
+            reasons = {reported.event.id: reason for reported in batch}
+            response = ReportResponse(stored=frozenset(reasons), undefined=reasons)
+            if is_refused:
+                response = ReportResponse(refused=reasons)
+            harness.shared.events.on_response(response)
+
+        harness.shared.events.send = send
+        result = harness.run()
+        (error,) = [str(error) for _, error in result.errors]
+        assert "the materialization of 'finance/ledger' " in error and reason in error
+        assert result.failed["hours"] == ([0] if is_refused else [])
+        assert result.acked["hours"] == ([] if is_refused else [0])
 
 
 OF = ("t/c", "materialization", "lake/clicks")

@@ -38,8 +38,9 @@ class ReportResponse:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Id -> reason why it will never be taken."""
     undefined: Mapping[str, str] = field(default_factory=dict)
-    """Id of an event that a nimbus of a former release has stored in a Dagster that does not define
-    its asset -> consequence and remedy.
+    """Id of a taken event whose component does not declare its asset -> consequence and remedy.
+
+    A nimbus of a former release names events whose asset its Dagster does not define.
     """
     trouble: str | None = None
     """Reason why the other events are not taken yet."""
@@ -72,7 +73,7 @@ class OutboxResult(Generic[H]):
     refused: list[tuple[OutboxEntry[H], str]] = field(default_factory=list)
     """(entry, reason) of events that will never be taken."""
     undefined: list[tuple[OutboxEntry[H], str]] = field(default_factory=list)
-    """(entry, consequence and remedy) of stored events whose asset is not defined."""
+    """(entry, consequence and remedy) of stored events whose asset is not declared."""
 
 
 class EventOutbox(Generic[H]):

@@ -13,6 +13,7 @@ from storm_dagster.defs.declared.storage import fill_templates
 from storm_dagster.defs.metadata import components_table, table
 from storm_dagster.defs.translator import StormAsset
 from storm_dagster.model.conf import mask
+from storm_dagster.model.dagster_events import ASSET_METADATA_KEY, written_assets
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.packaging.target import parse_target
 
@@ -36,7 +37,7 @@ def topology_assets(
     and tags. ``target_freshness`` is the policy of the assets that bolts write. Spouts depend on
     the topology, bolts on the components whose streams they read. The conf key
     ``topology.component.assets`` names assets that a spout reads (more dependencies), or that a
-    bolt writes (each is one more asset, of kind ``target``).
+    bolt writes (each is one more asset, of kind ``target``, unless it is defined elsewhere).
     """
     name = declaration.name
     key = dg.AssetKey([*prefix, name])
@@ -141,9 +142,9 @@ def _target_assets(
     Their keys are below the bolt's, because other writers may exist, or another asset for them.
     """
     bolt_key = dg.AssetKey([*topology_key.path, bolt])
-    metadata = conf.get("topology.component.asset.metadata") or {}
+    metadata = conf.get(ASSET_METADATA_KEY) or {}
     assets: list[StormAsset] = []
-    for path in conf.get("topology.component.assets") or ():
+    for path in written_assets(conf):
         parts = path.split("/")
         spec = dg.AssetSpec(
             key=dg.AssetKey([*bolt_key.path, *parts]),

@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar
 
@@ -10,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from storm_dagster.core.event_log import MAX_PAGE_EVENTS
+from storm_dagster.core.event_log import MAX_PAGE_EVENTS, EventSource
 from storm_dagster.http.documents import JsonMap
 from storm_dagster.http.responses import bounded_json
 from storm_dagster.http.router import Parameter, Router
@@ -20,6 +21,7 @@ from storm_dagster.model.names import check_component_id, check_topology_referen
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.parameters import TOPOLOGY_NAME
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.event_assets import CheckedReports, EventAssets
 from storm_dagster.nimbus.requests.event_intake import EventIntake, IntakeResult
 from storm_dagster.nimbus.requests.event_pulls import EventPulls, stored_source
 from storm_dagster.operations.context import topology_by_name
@@ -61,7 +63,8 @@ class EventResult(BaseModel, extra="forbid"):
     """Ids of the events that the cluster has taken, or refused.
 
     ``trouble`` is the reason why the others were not taken, ``full`` is true if the event log has
-    no room for them. ``undefined`` is always empty: workers of a former release read it.
+    no room for them. ``undefined`` has a warning for events that were taken, though their component
+    does not declare their asset; the same one once an hour.
     """
 
     stored: list[str]
@@ -130,6 +133,7 @@ class EventRoutes:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
+        self._assets = EventAssets(nimbus)
         self._intake = EventIntake(nimbus)
         self._pulls = EventPulls(nimbus)
 
@@ -181,9 +185,9 @@ class EventRoutes:
         """
         reports, refused = await run_in_threadpool(_decode_batch, topology.id, document)
         result = IntakeResult(0)
-        if reports:
-            source = await run_in_threadpool(stored_source, self._nimbus, topology)
-            future = self._intake.submit(topology.base.name, source, reports)
+        source, checked = await run_in_threadpool(self._check, topology, reports)
+        if source is not None and checked.accepted:
+            future = self._intake.submit(topology.base.name, source, checked.accepted)
             try:
                 result = await asyncio.wait_for(asyncio.wrap_future(future), _ANSWER_SECS)
             except (TimeoutError, asyncio.TimeoutError):
@@ -191,12 +195,21 @@ class EventRoutes:
                     0, f"the events were not stored within {_ANSWER_SECS:g} s: see nimbus's log"
                 )
         return {
-            "stored": [report.event.id for report in reports[: result.taken]],
-            "refused": refused,
-            "undefined": {},
+            "stored": [report.event.id for report in checked.accepted[: result.taken]],
+            "refused": {**refused, **checked.refused},
+            "undefined": checked.warnings,
             "trouble": result.trouble,
             "full": result.full,
         }
+
+    def _check(
+        self, topology: TopologyView, reports: Sequence[EventReport]
+    ) -> tuple[EventSource | None, CheckedReports]:
+        """Destination of valid events, and the decision about each; no destination without one."""
+        if not reports:
+            return None, CheckedReports()
+        source = stored_source(self._nimbus, topology)
+        return source, self._assets.check(topology, source, reports)
 
     @router.route(
         "GET",

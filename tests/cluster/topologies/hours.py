@@ -49,6 +49,8 @@ class Numbers(Spout):
 class Hours(Bolt):
     """Reports each complete hour to Dagster."""
 
+    assets = ["lake/clicks"]
+
     def process(self, tup: Tuple) -> None:
         number = tup.values[0]
         if number % EVENTS_EVERY == 0:

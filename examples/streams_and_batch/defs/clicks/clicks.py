@@ -74,6 +74,7 @@ class Hours(Bolt):
     newest hour once more, which makes the batch assets on it a second time, the same way.
     """
 
+    assets = ["lake/clicks"]
     grace = timedelta(minutes=1)
 
     def initialize(self, conf: Any, context: Any) -> None:
