@@ -14,7 +14,7 @@ from storm_dagster.model.token_records import AccessTokenRecord, AccessTokens
 from storm_dagster.zk.state_protocol import ClusterState, read_children
 
 _log = logging.getLogger(__name__)
-_POLL_SECS = 2.0
+_POLL_SECS = 3.0
 """Pause between two reads. A revocation counts everywhere after it and the read itself."""
 _FRESH_SECS = 8.0
 """Age above which the list is not fresh any longer: below the 10 s that the documents promise."""
@@ -51,7 +51,7 @@ class AccessTokenList:
     """Copy of the list in this process. Thread-safe.
 
     ``state`` returns the state of the cluster, ``None`` before a connection. :meth:`run` reads the
-    list every two seconds: a request is answered from memory, and while ZooKeeper is away by the
+    list every three seconds: a request is answered from memory, and while ZooKeeper is away by the
     list that was read last.
     """
 
@@ -177,11 +177,14 @@ class OpenedTokenList:
 
     def _run(self) -> None:
         """Open the connection, then keep the list up to date until the end."""
+        problem = ""
         while self._opened is None:
             try:
                 self._opened = self._open_state()
-            except StormDagsterError as error:
-                _log.warning("the list of access tokens cannot be read now: %s", error.message)
+            except Exception as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.warning("the list of access tokens cannot be read now: %s", problem)
                 if self._ended.wait(_POLL_SECS):
                     return
         try:
