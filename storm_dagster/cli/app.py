@@ -62,7 +62,7 @@ VERBS: dict[str, ListedVerb] = {
     **_change_verbs(),
     "blacklist": ListedVerb("operate_verbs", "Hosts that get no new work"),
     "blob": ListedVerb("operate_verbs", "Blobs: list, read, store, delete"),
-    "token": ListedVerb("operate_verbs", "Tokens for clients that cannot sign requests"),
+    "token": ListedVerb("token_verbs", "Tokens for clients that cannot sign requests"),
     "explain": ListedVerb("read_commands", "Reasons for the placement of tasks"),
     "plan": ListedVerb("read_commands", "Plan a placement without a cluster"),
     "conf": ListedVerb("read_commands", "The cluster conf and where each value comes from"),

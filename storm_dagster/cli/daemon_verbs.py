@@ -413,7 +413,19 @@ def web(invocation: Invocation, workspaces: tuple[Path, ...], host: str | None, 
     _log_warnings(conf)
     from storm_dagster.web.service import serve
 
-    serve(conf, workspaces, host, port, _stop_event())
+    tokens = None
+    if Security.of(conf).secret is not None:
+        from storm_dagster.zk.access_tokens import OpenedTokenList
+        from storm_dagster.zk.storm_cluster_state import open_cluster_state
+
+        tokens = OpenedTokenList(lambda: open_cluster_state(conf))
+        tokens.start()
+    try:
+        token_source = None if tokens is None else tokens.tokens
+        serve(conf, workspaces, host, port, _stop_event(), token_source)
+    finally:
+        if tokens is not None:
+            tokens.close()
     return 0
 
 

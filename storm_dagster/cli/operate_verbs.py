@@ -1,9 +1,7 @@
-"""Verbs for operators: ``blacklist``, ``blob`` and ``token``."""
+"""Verbs for operators: ``blacklist`` and ``blob``."""
 
-import re
 import shutil
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
 from storm_dagster.model.event_log import is_batch_key
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.security.settings import Security
-from storm_dagster.security.signing import Scope, make_token
 
 _hosts_argument = click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
 
@@ -273,57 +270,9 @@ def blob_delete(invocation: Invocation, key: str) -> None:
         print_line(invocation.json, {"key": key, "deleted": True}, f"deleted {key}")
 
 
-# -- tokens for clients that cannot sign requests, such as curl, Prometheus and browsers -----------
-
-# Unit of an expiry -> its seconds.
-_UNITS = {"m": 60, "h": 3600, "d": 86_400}
-
-
-def _parse_expiry(text: str) -> int:
-    """Parse minutes, hours or days, such as ``30d``, into seconds."""
-    match = re.fullmatch(r"(\d{1,6})([mhd])", text)
-    if match is None or int(match[1]) == 0:
-        raise InvalidRequest(
-            f"--expires {text!r:.40} is not a time: use a number of minutes, hours or days, such "
-            "as 30d"
-        )
-    return int(match[1]) * _UNITS[match[2]]
-
-
-@verb("create")
-@click.option(
-    "--scope",
-    type=click.Choice(["metrics", "read", "operate", "admin"]),
-    required=True,
-    help="Operations that the token permits.",
-)
-@click.option(
-    "--expires",
-    default="30d",
-    show_default=True,
-    help="Lifetime, such as 90m, 12h, 30d.",
-)
-def token_create(invocation: Invocation, scope: Scope, expires: str) -> None:
-    """Make a token from the cluster's secret.
-
-    It is for Authorization: Bearer, or the password of Basic. The cluster stores no tokens: one
-    ends with its time, or when the secret is changed.
-    """
-    secs = _parse_expiry(expires)
-    secret = Security.of(invocation.conf).secret
-    if secret is None:
-        raise InvalidRequest(
-            "this cluster has no secret, so that it checks no token: set storm.secret.file"
-        )
-    access_token = make_token(secret, scope, secs)
-    document = {"token": access_token, "scope": scope, "expires": int(time.time()) + secs}
-    print_line(invocation.json, document, access_token)
-
-
 blacklist = verb_group(
     "blacklist", "Hosts that get no new work.", blacklist_add, blacklist_remove, blacklist_list
 )
 blob = verb_group("blob", "Blobs of the cluster.", blob_list, blob_cat, blob_put, blob_delete)
-token = verb_group("token", "Tokens for clients that cannot sign.", token_create)
 
-COMMANDS: Mapping[str, click.Command] = {"blacklist": blacklist, "blob": blob, "token": token}
+COMMANDS: Mapping[str, click.Command] = {"blacklist": blacklist, "blob": blob}

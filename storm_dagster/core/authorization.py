@@ -40,15 +40,21 @@ class Caller:
     groups: frozenset[str] = field(default_factory=frozenset)
     scope: str | None = None
     """Limit of its token; ``None`` without a limit."""
+    token: str = ""
+    """Id of its token; empty without one."""
+    unowned: bool = False
+    """True if its token belongs to no user; :attr:`name` then names the token."""
 
     def __str__(self) -> str:
+        if self.token and not self.unowned:
+            return f"{self.name!r} (token {self.token})"
         return repr(self.name)
 
 
 CLUSTER = Caller("storm", cluster=True)
 """Caller of requests that are signed with the cluster's secret, or have its token for "admin"."""
 LIMITED_USER: ContextVar[str | None] = ContextVar("storm_dagster.limited_user", default=None)
-"""User of the current request.
+"""User of the current request, or the name of its token if that belongs to no user.
 
 ``None`` for an administrator, and in a cluster without authentication of users.
 """
@@ -70,8 +76,13 @@ def _is_listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str)
 def is_admin(caller: Caller, conf: Mapping[str, Any]) -> bool:
     """True if the caller is the cluster itself or an administrator.
 
-    ``nimbus.admins`` and ``nimbus.admins.groups`` name administrators.
+    ``nimbus.admins`` and ``nimbus.admins.groups`` name administrators. The token of one with a
+    scope is none: what is submitted with it belongs to its user.
     """
+    return caller.scope is None and _has_all_rights(caller, conf)
+
+
+def _has_all_rights(caller: Caller, conf: Mapping[str, Any]) -> bool:
     users, groups = _LISTS["admin"]
     return caller.cluster or _is_listed(caller, conf, users, groups)
 
@@ -87,8 +98,9 @@ def authorize(
     ``conf`` is the cluster's. ``topology`` requires the caller's name in ``topology.users``, or one
     of its groups in ``topology.groups``, of ``topology_conf``; for other operations that is not
     read. ``None`` means that the topology does not exist, which only an administrator may learn.
+    The scope of a token is checked elsewhere: a request needs both.
     """
-    if is_admin(caller, conf):
+    if _has_all_rights(caller, conf):
         return
     users, groups = _LISTS[operation]
     keys = f"{users} or {groups}"

@@ -2,8 +2,9 @@
 
 Without ``storm.secret`` and ``storm.tls.*`` the service admits every request, and listens on
 loopback only. With the secret, requests are signed with it, or carry a token made of it
-(``Authorization: Bearer``, or as the password of Basic, for browsers). With TLS, a client
-certificate of the cluster's authority names its user by its common name.
+(``Authorization: Bearer``, or as the password of Basic, for browsers), which counts if the cluster
+has a record of it. With TLS, a client certificate of the cluster's authority names its user by its
+common name.
 
 A request to act for another user (Storm's ``doAsUser``) is refused from every client, in a secured
 cluster and in an open one.
@@ -13,15 +14,17 @@ import hashlib
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from storm_dagster.core.access_tokens import TokenListing, check_token, token_caller
 from storm_dagster.core.authorization import (
     CLUSTER,
     LIMITED_USER,
@@ -32,15 +35,11 @@ from storm_dagster.core.authorization import (
     is_admin,
 )
 from storm_dagster.http.responses import error_response, refuse_websocket
+from storm_dagster.model.access_tokens import is_user_name
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
+from storm_dagster.security.access_tokens import read_token, token_of_header
 from storm_dagster.security.settings import Security
-from storm_dagster.security.signing import (
-    RequestHead,
-    Verifier,
-    about_content,
-    read_token,
-    token_of_header,
-)
+from storm_dagster.security.signing import RequestHead, Verifier, about_content
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
@@ -53,8 +52,6 @@ _WORKERS = re.compile(r"/v1/topologies/[^/]+/events")
 """Sent by workers, which have no secret: the route itself checks their start tokens."""
 _EVENTS = re.compile(r"/v1/topologies/[^/]+/events(/taken)?")
 """Pulled and acknowledged by code locations: both need the right to change the topology."""
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
-"""Names that may be those of users."""
 _TOPOLOGY = re.compile(
     r"(?:/v1)?/topologies/([^/]+)(/.*)?|/api/v1/topology/(?!summary$)([^/]+)(/.*)?"
 )
@@ -72,6 +69,10 @@ _READ = re.compile(
     r"|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
 )
 """Paths that a token of each scope but ``metrics`` may read, besides the pages."""
+_TUPLES = re.compile(r"/v1/topologies/[^/]+/(dead-letters|state/.*)")
+"""Paths of :data:`_READ` whose documents hold tuples, or what a component keeps of them."""
+_CLUSTER_CONF = re.compile(r"/api/v1/cluster/configuration")
+"""Paths of :data:`_READ` that show confs of the cluster, and so are for administrators."""
 BASIC = 'Basic realm="storm_dagster", charset="UTF-8"'
 """Challenge to a browser."""
 # Keys of a request's ``state``.
@@ -94,7 +95,7 @@ def groups_of(user: str) -> frozenset[str]:
     import grp
     import pwd
 
-    if not _USER.fullmatch(user):
+    if not is_user_name(user):
         return frozenset()
     try:
         numbers = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
@@ -123,7 +124,7 @@ def _common_name(certificate: Mapping[str, Any] | None) -> str | None:
     for attributes in certificate.get("subject", ()):
         for key, value in attributes:
             name = str(value)
-            if key == "commonName" and _USER.fullmatch(name):
+            if key == "commonName" and is_user_name(name):
                 return name
     return None
 
@@ -146,10 +147,13 @@ def allows(scope: str, method: str, path: str) -> bool:
     """True if a token of a scope other than ``admin`` permits the request."""
     if scope == "metrics":
         return method in ("GET", "HEAD") and path == "/metrics"
-    is_read = _READ.fullmatch(path) or _PAGE.fullmatch(path)
-    if method in ("GET", "HEAD") and is_read and not _EVENTS.fullmatch(path):
+    if scope == "operate" and operation_of(method, path)[0] in ("submit", "topology"):
         return True
-    return scope == "operate" and operation_of(method, path)[0] in ("submit", "topology")
+    if method not in ("GET", "HEAD") or _EVENTS.fullmatch(path) or _CLUSTER_CONF.fullmatch(path):
+        return False
+    if _TUPLES.fullmatch(path):
+        return scope == "read:tuples"
+    return bool(_READ.fullmatch(path) or _PAGE.fullmatch(path))
 
 
 def may_do_all(scope: Scope, conf: Mapping[str, Any]) -> bool:
@@ -186,6 +190,30 @@ def _is_open(method: str, path: str) -> bool:
     )
 
 
+class TokenSource(Protocol):
+    """Source of the list of tokens."""
+
+    def listing(self) -> TokenListing | None:
+        """The list as it was read last, without waiting; ``None`` before the first read."""
+        ...
+
+    def refresh(self, token_id: str) -> TokenListing | None:
+        """The list, read again for a token that it lacks if its source can be reached; may wait."""
+        ...
+
+
+class NoTokens:
+    """Source of a service that has no list: only derived tokens count."""
+
+    def listing(self) -> TokenListing | None:
+        """No list."""
+        return None
+
+    def refresh(self, token_id: str) -> TokenListing | None:
+        """No list."""
+        return None
+
+
 @dataclass(eq=False, repr=False)
 class Authentication:
     """Middleware that admits only authenticated and authorized callers."""
@@ -199,6 +227,8 @@ class Authentication:
     """Challenge of a refusal, except for pages, which have ``BASIC``."""
     administrators_only: bool = False
     """True if no path is open, and every caller must be an administrator."""
+    tokens: TokenSource = field(default_factory=NoTokens)
+    """Tokens that are recorded, by which a token is accepted."""
 
     def __post_init__(self) -> None:
         self._verifier = Verifier(self._security.secrets) if self._security.secrets else None
@@ -236,22 +266,23 @@ class Authentication:
             _refuse_impersonation(scope, None)
             REQUEST_USER.set("")
             return None
-        caller = self._identify(scope)
+        caller = await self._identify(scope)
         _refuse_impersonation(scope, caller)
         limited = not is_admin(caller, self._conf)
         # Also for an administrator: a pipelined request begins with the values of the request
         # before it.
-        LIMITED_USER.set(caller.name if limited and caller.scope is None else None)
+        LIMITED_USER.set(caller.name if limited else None)
         REQUEST_USER.set(caller.name)
         if limited:
             await run_in_threadpool(self._authorize, caller, scope)
         return caller
 
-    def _identify(self, scope: Scope) -> Caller:
+    async def _identify(self, scope: Scope) -> Caller:
         """The caller by the signature, else the token, else the client's certificate.
 
         The hash of a signed body is put into the request's state. Raises :class:`NotAuthenticated`
-        without any of them, and for a wrong signature or token.
+        without any of them, and for a wrong signature or token; :class:`Unavailable` for a token
+        while the list of tokens cannot be read.
         """
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = str((scope.get("client") or ("",))[0])
@@ -269,10 +300,7 @@ class Authentication:
             return CLUSTER
         token = token_of_header(authorization)
         if self._verifier is not None and token is not None:
-            token_scope, number = read_token(self._security.secrets, token)
-            if token_scope == "admin":
-                return CLUSTER
-            return Caller(f"token {number}", host=host, scope=token_scope)
+            return await self._identify_token(token, host)
         if certificate is not None and self._security.ca is not None:
             return Caller(certificate, host=host, groups=groups_of(certificate))
         raise NotAuthenticated(
@@ -281,6 +309,18 @@ class Authentication:
             "token (`storm-dagster token create`; Authorization: Bearer), or show a client "
             "certificate (storm.tls.cert)"
         )
+
+    async def _identify_token(self, token: str, host: str) -> Caller:
+        """The caller with a token that counts."""
+        now = time.time()
+        claims = read_token(self._security.secrets, token, now)
+        listing = self.tokens.listing()
+        if claims.kind == "recorded" and (listing is None or claims.id not in listing.records):
+            # A token that was made a moment ago counts at once.
+            listing = await run_in_threadpool(self.tokens.refresh, claims.id)
+        check_token(claims, listing, now)
+        groups = groups_of(claims.user) if claims.user else frozenset[str]()
+        return token_caller(claims, host=host, groups=groups)
 
     def _authorize(self, caller: Caller, scope: Scope) -> None:
         """Raise :class:`NotAuthorized` if the caller, not an administrator, may not do this.
@@ -298,7 +338,9 @@ class Authentication:
                     f"{caller} has the scope {caller.scope!r}, which does not cover this: make "
                     "another token"
                 )
-            return
+            # The metrics are for administrators and for tokens of that scope alone.
+            if caller.unowned or caller.scope == "metrics":
+                return
         operation, topology = operation_of(scope["method"], scope["path"])
         topology_conf = None
         if topology is not None:

@@ -39,6 +39,9 @@ UNREPORTED = "/unreported"
 # Memories of sensors between their ticks that are too large for a cursor: the newest records of
 # each.
 SENSORS = "/sensors"
+# Access tokens: who has one, for what and until when; never a token itself. The data version of the
+# node rises with each change.
+ACCESS_TOKENS = "/access_tokens"
 
 FIRST_LEVEL = (
     SUPERVISORS,
@@ -69,7 +72,8 @@ FIRST_LEVEL = (
 
 The others are created by their writers: the cluster's id with the root's owner, the healer's and
 the leader's node by their sessions, ``DEPLOYS`` by the first run that deploys a declared topology,
-``EVENTS`` by the leader with the first event that it takes.
+``EVENTS`` by the leader with the first event that it takes, ``ACCESS_TOKENS`` by the first leader
+that records tokens.
 """
 
 
@@ -216,3 +220,8 @@ def sensor_memory(sensor: str, record: str | None = None) -> str:
     if record is None:
         return f"{SENSORS}/{sensor}"
     return f"{SENSORS}/{sensor}/{record}"
+
+
+def access_token(token_id: str) -> str:
+    """Record of an access token, which counts while the node exists."""
+    return f"{ACCESS_TOKENS}/{token_id}"

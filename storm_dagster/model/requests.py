@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from storm_dagster.model.access_tokens import DEFAULT_LIFE_SECS, MAX_LIFE_SECS, TokenScope
 from storm_dagster.model.errors import InvalidRequest
 
 _R = TypeVar("_R", bound=BaseModel)
@@ -191,6 +192,16 @@ class GrayUpgradeRequest(CodeRequest, VerbRequest):
         ),
         Flag("-w", "HOST:PORT,..."),
     ] = Field(default=[], description="Exactly these workers, as host:port.")
+
+
+class AccessTokenRequest(RequestModel):
+    """Record of a new access token."""
+
+    id: str = Field(pattern="^[0-9a-f]{16}$")
+    """Chosen by the client, so that a repetition records no second token."""
+    scope: TokenScope
+    user: str = Field(default="", max_length=128)
+    life_secs: int = Field(default=DEFAULT_LIFE_SECS, ge=60, le=MAX_LIFE_SECS)
 
 
 class BlacklistRequest(RequestModel):

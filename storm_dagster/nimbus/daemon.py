@@ -62,6 +62,7 @@ from storm_dagster.nimbus.requests.topology_stats import TopologyStats
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.thrift.service import ThriftService
 from storm_dagster.operations.inimbus import PLUGIN_FOLDER, load_inimbus
+from storm_dagster.operations.live.access_tokens import record_tokens
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.security.peers import owners_only
 from storm_dagster.security.settings import Security
@@ -150,6 +151,8 @@ def _serve(
         "nimbus-actions": lambda: ActionNotifier(nimbus).run(ended),
         "nimbus-upkeep": lambda: _keep_up(nimbus, ended),
     }
+    if security.secret is not None:
+        threads["nimbus-tokens"] = lambda: nimbus.access_tokens.run(ended)
     for name, work in threads.items():
         thread = threading.Thread(target=work, name=name, daemon=True)
         stack.callback(thread.join, _JOIN_SECS)
@@ -317,7 +320,8 @@ def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess
 def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
     """Read the whole cluster once as a new leader, and take over the events of former leaders.
 
-    A nimbus must not lead a cluster that it cannot read. Missing folders of the state are created.
+    A nimbus must not lead a cluster that it cannot read. Missing folders of the state are created,
+    and the first leader that records access tokens stores its start.
     """
     for path in paths.FIRST_LEVEL:
         nimbus.cluster.state.mkdirs(path)
@@ -327,6 +331,7 @@ def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
     _log.info(
         "leading %d topologies on %d supervisors", len(view.topologies), len(view.supervisors)
     )
+    record_tokens(nimbus.operations(epoch), epoch)
     nimbus.unreported.take_over(nimbus.operations(epoch))
     sync_wake.set()
 

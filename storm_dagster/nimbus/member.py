@@ -26,6 +26,7 @@ from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inimbus import INimbus
+from storm_dagster.zk.access_tokens import AccessTokenList
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.state_protocol import ClusterState
@@ -105,6 +106,8 @@ class Nimbus:
 
     def __post_init__(self) -> None:
         self.expiring.append(self.launches.runs)
+        self.access_tokens: AccessTokenList = AccessTokenList(lambda: self.cluster.state)
+        """Tokens that count; a thread of the daemon keeps the list up to date."""
 
     @property
     def logs(self) -> Path:

@@ -1,12 +1,11 @@
-"""Proof of the cluster's secret: signed requests and tokens.
+"""Proof of the cluster's secret: signed requests.
 
 The secret itself is never sent. A signature covers method, path with query, host, body, the headers
-about the body, time and a number that is used once. A token, for clients that cannot sign, names
-its scope and its expiry. An eavesdropper cannot derive the secret from either, and cannot change a
-request.
+about the body, time and a number that is used once. An eavesdropper cannot derive the secret from
+it, and cannot change a request. Tokens, for clients that cannot sign, are in
+:mod:`storm_dagster.security.access_tokens`.
 """
 
-import base64
 import hashlib
 import hmac
 import re
@@ -15,15 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
-
-Scope = Literal["metrics", "read", "operate", "admin"]
-"""``metrics``: only ``/metrics``; ``read``: topologies and the cluster; ``operate``: submission and
-changes of topologies, too; ``admin``: all requests.
-"""
-SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _SKEW_SECS = 120
 """Largest difference between the clocks of a client and a service."""
@@ -32,10 +25,6 @@ _MAX_NONCES = 1_000_000
 _SIGNATURE = re.compile(
     r"Storm (?P<time>\d{1,12})\.(?P<nonce>[0-9a-f]{32})"
     r"\.(?P<body>[0-9a-f]{64})\.(?P<mac>[0-9a-f]{64})"
-)
-_TOKEN = re.compile(
-    r"sdt\.(?P<claims>(?P<scope>[a-z]+)\.(?P<expires>\d{1,12})\.(?P<id>[0-9a-f]{8}))"
-    r"\.(?P<mac>[0-9a-f]{64})"
 )
 
 
@@ -69,7 +58,7 @@ def body_hash(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _mac(secret: str, purpose: str, *parts: str) -> str:
+def keyed_mac(secret: str, purpose: str, *parts: str) -> str:
     """HMAC-SHA256 of the parts, in hex; another ``purpose`` gives another one."""
     # A length before each part, so that no two requests have the same text.
     text = "".join(f"{len(part)}:{part}" for part in (purpose, *parts))
@@ -89,7 +78,7 @@ def sign(secret: str, target: RequestHead, body: str, now: float | None = None) 
 
 def _request_mac(secret: str, target: RequestHead, body: str, signed_at: str, nonce: str) -> str:
     head = (target.method, target.host, target.path, target.about)
-    return _mac(secret, "request", *head, body, signed_at, nonce)
+    return keyed_mac(secret, "request", *head, body, signed_at, nonce)
 
 
 def signer(secret: str, *, tls: bool) -> Callable[[Any], Any]:
@@ -157,7 +146,7 @@ class Verifier:
         macs = [
             _request_mac(secret, target, body, match["time"], nonce) for secret in self._secrets
         ]
-        if not _is_among(match["mac"], macs):
+        if not is_among(match["mac"], macs):
             raise NotAuthenticated(
                 "the request is signed with another secret, or was changed on its way: compare "
                 "storm.secret"
@@ -190,63 +179,9 @@ class Verifier:
             return True
 
 
-def _is_among(mac: str, valid_macs: Iterable[str]) -> bool:
-    # In a time that does not depend on the characters.
+def is_among(mac: str, valid_macs: Iterable[str]) -> bool:
+    """True if the code is one of the valid ones.
+
+    The comparison takes a time that does not depend on the characters.
+    """
     return any(hmac.compare_digest(valid_mac, mac) for valid_mac in valid_macs)
-
-
-def make_token(secret: str, scope: Scope, secs: float, now: float | None = None) -> str:
-    """Make a token that is valid for ``secs`` seconds.
-
-    It is for ``Authorization: Bearer``, or the password of Basic.
-    """
-    now = time.time() if now is None else now
-    expires = int(now + secs)
-    claims = f"{scope}.{expires}.{random.token_hex(4)}"
-    return f"sdt.{claims}.{_mac(secret, 'token', claims)}"
-
-
-def read_token(secrets: Sequence[str], token: str, now: float | None = None) -> tuple[Scope, str]:
-    """Scope and id of a token.
-
-    Raises :class:`NotAuthenticated` if it is not a token, or has expired.
-    """
-    now = time.time() if now is None else now
-    match = _TOKEN.fullmatch(token)
-    scope = None if match is None else _scope_of(match["scope"])
-    if match is None or scope is None:
-        raise NotAuthenticated(
-            "this is not a token of the cluster: make one with `storm-dagster token create`"
-        )
-    macs = [_mac(secret, "token", match["claims"]) for secret in secrets]
-    if not _is_among(match["mac"], macs):
-        raise NotAuthenticated(
-            "the token was made with another secret: make one with `storm-dagster token create`"
-        )
-    if int(match["expires"]) < now:
-        raise NotAuthenticated("the token has expired: make one with `storm-dagster token create`")
-    return scope, match["id"]
-
-
-def _scope_of(name: str) -> Scope | None:
-    for scope in SCOPES:
-        if scope == name:
-            return scope
-    return None
-
-
-def token_of_header(header: str) -> str | None:
-    """Token in a header ``Authorization``: that of Bearer, or the password of Basic.
-
-    ``None`` for another scheme; ``""`` for damaged credentials, which are then refused as a token.
-    """
-    scheme, _, credentials = header.partition(" ")
-    if scheme.lower() == "bearer":
-        return credentials.strip()
-    if scheme.lower() == "basic":
-        try:
-            decoded = base64.b64decode(credentials, validate=True).decode("utf-8")
-        except ValueError:
-            return ""
-        return decoded.partition(":")[2]
-    return None

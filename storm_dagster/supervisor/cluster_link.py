@@ -23,6 +23,7 @@ from storm_dagster.model.records import Assignment, SupervisorInfo, decode_recor
 from storm_dagster.operations.transactions import changes_since
 from storm_dagster.supervisor.upgrades import Upgrades
 from storm_dagster.zk.leadership import read_followers
+from storm_dagster.zk.state_protocol import ClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
@@ -117,6 +118,11 @@ class ClusterLink:
         self._stopped.set()
         self._event.set()
         self._thread.join(timeout=deadline_secs)
+
+    def state(self) -> ClusterState | None:
+        """State of the cluster; ``None`` before the first connection."""
+        cluster = self._cluster
+        return None if cluster is None else cluster.state
 
     def request_heartbeat(self) -> None:
         """Write a changed heartbeat record before it is due."""

@@ -182,7 +182,7 @@ class Supervisor:
 
     def serve(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set. The workers continue."""
-        self._log_service.start(self.table.workers)
+        self._log_service.start(self.table.workers, self._link.state)
         self._link.start()
         self._health.start()
         # Sets ``stop`` once the address that this supervisor announces is no longer its own.

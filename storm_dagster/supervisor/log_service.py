@@ -1,6 +1,7 @@
 """HTTP service of a supervisor: logs, and stacks and restarts of workers."""
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from storm_dagster.security.peers import owners_only
 from storm_dagster.security.settings import Security
 from storm_dagster.supervisor.processes import LiveWorker
 from storm_dagster.supervisor.worker_routes import WorkerRoutes
+from storm_dagster.zk.access_tokens import AccessTokenList
+from storm_dagster.zk.state_protocol import ClusterState
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +42,10 @@ class LogService:
         self._security = Security.of(conf)
         self._workers: Callable[[], Sequence[LiveWorker]] = lambda: ()
         """Returns the live workers; replaced by :meth:`start`."""
+        self._state: Callable[[], ClusterState | None] = lambda: None
+        """Returns the state of the cluster; replaced by :meth:`start`."""
+        self._tokens = AccessTokenList(lambda: self._state())
+        self._stopped = threading.Event()
         host = check_exposure(conf, "the supervisor's HTTP service", "secret or tls")
         try:
             listener = listen(host, conf["supervisor.http.port"], "supervisor.http.port")
@@ -63,13 +70,27 @@ class LogService:
             own_user_only=owners_only(self._security),
         )
 
-    def start(self, workers: Callable[[], Sequence[LiveWorker]]) -> None:
-        """Start to serve. ``workers()`` returns the workers that run at its call."""
+    def start(
+        self,
+        workers: Callable[[], Sequence[LiveWorker]],
+        state: Callable[[], ClusterState | None] = lambda: None,
+    ) -> None:
+        """Start to serve. ``workers()`` returns the workers that run at its call.
+
+        ``state()`` returns the state of the cluster, which has the list of access tokens; ``None``
+        before a connection.
+        """
         self._workers = workers
+        self._state = state
+        if self._security.secret is not None:
+            threading.Thread(
+                target=self._tokens.run, args=(self._stopped,), name="access-tokens", daemon=True
+            ).start()
         self._service.start()
 
     def stop(self) -> None:
         """Stop within a few seconds."""
+        self._stopped.set()
         self._service.stop()
 
     def _app(self, host: str) -> Any:
@@ -82,5 +103,7 @@ class LogService:
         routes = api.routes()
         app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
         app.router.redirect_slashes = False
-        guarded = Authentication(app, self._security, conf.values, lambda name: None)
+        guarded = Authentication(
+            app, self._security, conf.values, lambda name: None, tokens=self._tokens
+        )
         return Guard(guarded, hosts=allowed_hosts([host]), observe=lambda *_: None, routes=routes)

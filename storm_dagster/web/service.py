@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import dagster as dg
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from storm_dagster.http.authentication import BASIC, Authentication
+from storm_dagster.http.authentication import BASIC, Authentication, NoTokens, TokenSource
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.responses import error_response
 from storm_dagster.http.server import HttpService, listen
@@ -112,15 +112,23 @@ class JsonOnly:
         return None
 
 
-def guard_application(app: ASGIApp, conf: Any, host: str) -> ASGIApp:
+def guard_application(
+    app: ASGIApp, conf: Any, host: str, tokens: TokenSource | None = None
+) -> ASGIApp:
     """``app`` for pages of its own origin and for programs.
 
-    With a secret or TLS it is only for administrators.
+    With a secret or TLS it is only for administrators. Without ``tokens`` no access token counts.
     """
     configured_host = host_of(urlsplit(conf.get("dagster.graphql.url") or "").netloc)
     security = Security.of(conf)
     authenticated = Authentication(
-        JsonOnly(app), security, conf, lambda name: None, challenge=BASIC, administrators_only=True
+        JsonOnly(app),
+        security,
+        conf,
+        lambda name: None,
+        challenge=BASIC,
+        administrators_only=True,
+        tokens=tokens or NoTokens(),
     )
     return Guard(authenticated, hosts=allowed_hosts([host, configured_host]), headers=_HEADERS)
 
@@ -131,8 +139,12 @@ def serve(
     host: str | None,
     port: int,
     stop: threading.Event,
+    tokens: TokenSource | None = None,
 ) -> None:
-    """Serve until ``stop``; without a secret or TLS on loopback, to this user alone."""
+    """Serve until ``stop``; without a secret or TLS on loopback, to this user alone.
+
+    ``tokens`` are the access tokens that count; without them none does.
+    """
     security = Security.of(conf)
     host = check_exposure(conf, "Dagster's web application", "secret or tls", host)
     tls = None
@@ -140,7 +152,7 @@ def serve(
         tls = security.server_context(client_certificate=security.http_needs_certificate)
     with dagster_application(workspaces) as app:
         service = HttpService(
-            guard_application(app, conf, host),
+            guard_application(app, conf, host, tokens),
             listen(host, port, "--port"),
             name="dagster-web",
             tls=tls,

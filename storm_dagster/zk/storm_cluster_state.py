@@ -93,7 +93,7 @@ def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     return session
 
 
-def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
+def open_cluster_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
     """Open ZooKeeper's store, or the one of ``storm.cluster.state.store``.
 
     The key is ``module:factory``; the factory is called with the conf map.
@@ -156,7 +156,7 @@ class StormClusterState(
         and an id if none is given).
         """
         owns = isinstance(conf_or_state, ClusterConf | Mapping)
-        state = _open_state(conf_or_state) if owns else conf_or_state
+        state = open_cluster_state(conf_or_state) if owns else conf_or_state
         try:
             return cls(state, cls._identify(state, create_root, cluster_id), owns_state=owns)
         except BaseException:

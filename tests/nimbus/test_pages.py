@@ -24,9 +24,9 @@ from storm_dagster.model.records import (
     decode_record,
     encode_record,
 )
-from storm_dagster.security.signing import make_token
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually, patience
+from storm_rigs.protocols.tokens import recorded_token
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
 from storm_rigs.stage.shop import MARKUP, RATE, Shop, open_shop
@@ -420,10 +420,13 @@ def test_a_secured_cluster_asks_a_browser_for_a_token(stage: Stage, tmp_path: Pa
     stage.conf["storm.secret.file"] = str(secret)
     nimbus = stage.nimbus().await_leading()
     try:
-        with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http:
+        with (
+            httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http,
+            nimbus.client() as admin,
+        ):
 
             def answer(path: str, scope: Any = None, secret: str = SECRET) -> httpx.Response:
-                token = make_token(secret, scope, 60) if scope else ""
+                token = recorded_token(admin, secret, scope) if scope else ""
                 basic = base64.b64encode(f"anyone:{token}".encode()).decode()
                 return http.get(path, headers={"Authorization": f"Basic {basic}"} if scope else {})
 

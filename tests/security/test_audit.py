@@ -5,6 +5,7 @@ hash.
 from __future__ import annotations
 
 import logging
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +22,10 @@ from storm_dagster.nimbus.http.blob_routes import BlobRoutes
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.service import Dispatcher, ThriftPeer
 from storm_dagster.security.settings import Security
-from storm_dagster.security.signing import make_token
+from storm_rigs.protocols.tokens import TokensOfTest, bearer
 
 SECRET = "a-secret-planted-for-tests-4711"
+TOKENS = TokensOfTest(SECRET)
 
 
 async def _answer(request: Request) -> Response:
@@ -32,11 +34,11 @@ async def _answer(request: Request) -> Response:
     )
 
 
-def client_of(security: Security) -> httpx.AsyncClient:
+def client_of(security: Security, conf: dict[str, Any] | None = None) -> httpx.AsyncClient:
     app = Starlette(
         routes=[Route("/{path:path}", _answer, methods=["GET", "POST", "PUT", "DELETE"])]
     )
-    guarded = Authentication(app, security, {}, lambda name: None)
+    guarded = Authentication(app, security, conf or {}, lambda name: None, tokens=TOKENS)
     transport = httpx.ASGITransport(app=guarded, client=("10.1.2.3", 5))
     return httpx.AsyncClient(transport=transport, base_url="http://nimbus")
 
@@ -51,7 +53,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
 
 @pytest.mark.anyio
 async def test_a_change_over_http_is_one_line(lines: Any) -> None:
-    operate = {"Authorization": f"Bearer {make_token(SECRET, 'operate', 60)}"}
+    operate = bearer(TOKENS.make("operate"))
     async with client_of(Security(SECRET)) as client:
         await client.get("/v1/topologies/wc", headers=operate)
         await client.post("/v1/topologies/missing/kill", headers=operate)
@@ -62,6 +64,18 @@ async def test_a_change_over_http_is_one_line(lines: Any) -> None:
         assert line.startswith("user 'token ") and line.endswith(
             "' at 10.1.2.3: POST '/v1/topologies/wc/kill': 200"
         )
+
+
+@pytest.mark.anyio
+async def test_a_change_with_the_token_of_a_user_names_both(lines: Any) -> None:
+    boss = bearer(TOKENS.make("admin", "boss"))
+    security = Security(SECRET)
+    async with client_of(security, {"nimbus.admins": ["boss"]}) as client:
+        assert (await client.post("/v1/blacklist", headers=boss)).status_code == 200
+    (line,) = lines()
+    assert re.fullmatch(
+        r"user 'boss' \(token [0-9a-f]{16}\) at 10\.1\.2\.3: POST '/v1/blacklist': 200", line
+    )
 
 
 @pytest.mark.anyio

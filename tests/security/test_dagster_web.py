@@ -24,17 +24,20 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from storm_dagster.model.access_tokens import TokenScope
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.security.peers import is_own_peer, peer_user
 from storm_dagster.security.settings import Security
-from storm_dagster.security.signing import Scope, make_token, signer
+from storm_dagster.security.signing import signer
 from storm_dagster.web import service
 from storm_rigs.protocols.fuzz_messages import web_messages
 from storm_rigs.protocols.fuzzing import DEADLINE, MOST_GROWTH_MIB, SECS, Listener, fuzz, tcp
+from storm_rigs.protocols.tokens import TokensOfTest
 from storm_rigs.stage.dagster_webserver import dagster_web
 
 SECRET = "0123456789abcdef" * 2
+TOKENS = TokensOfTest(SECRET)
 SITE = "http://127.0.0.1:3000"
 MUTATION = 'mutation { addDynamicPartition(partitionsDefName: "p", partitionKey: "k", repositorySelector: {}) { __typename } }'
 JSON = {"Content-Type": "application/json"}
@@ -64,7 +67,7 @@ def ask(
     reached: Reached, method: str, path: str, conf: dict[str, Any] | None = None, **how: Any
 ) -> httpx.Response:
     async def one() -> httpx.Response:
-        app: Any = service.guard_application(reached, conf or {}, "127.0.0.1")
+        app: Any = service.guard_application(reached, conf or {}, "127.0.0.1", TOKENS)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=SITE) as client:
             return await client.request(method, path, **how)
 
@@ -87,7 +90,8 @@ def shake(reached: Reached, conf: dict[str, Any] | None = None, **headers: str) 
     ]
     scope = {"type": "websocket", "scheme": "ws", "path": "/graphql", "raw_path": b"/graphql"}
     scope |= {"query_string": b"", "headers": raw, "client": ("127.0.0.1", 1)}
-    asyncio.run(service.guard_application(reached, conf or {}, "127.0.0.1")(scope, receive, send))  # type: ignore[arg-type]
+    app: Any = service.guard_application(reached, conf or {}, "127.0.0.1", TOKENS)
+    asyncio.run(app(scope, receive, send))
     return sent[0]
 
 
@@ -218,9 +222,9 @@ def test_with_a_secret_only_administrators_are_served(reached: Reached) -> None:
     # A browser asks for a password then.
     assert nobody.status_code == 401 and nobody.headers["www-authenticate"].startswith("Basic ")
     assert shake(reached, conf) == "websocket.close"
-    tokens: tuple[Scope, ...] = ("metrics", "read", "operate")
+    tokens: tuple[TokenScope, ...] = ("metrics", "read", "operate")
     for scope in tokens:
-        shown = {"Authorization": f"Bearer {make_token(SECRET, scope, 60)}"}
+        shown = {"Authorization": f"Bearer {TOKENS.make(scope)}"}
         assert (
             ask(
                 reached, "POST", "/graphql", conf, json={"query": MUTATION}, headers=shown
@@ -238,7 +242,7 @@ def test_with_a_secret_only_administrators_are_served(reached: Reached) -> None:
     ):
         assert ask(reached, method, path, conf, json={}).status_code == 401
     assert reached.seen == []
-    token = make_token(SECRET, "admin", 60)
+    token = TOKENS.make("admin")
     assert ask(reached, "GET", "/", conf, auth=("me", token)).status_code == 200
     login = {"Authorization": "Basic " + base64.b64encode(f"me:{token}".encode()).decode()}
     assert shake(reached, conf, Origin=SITE, **login) == "websocket.accept"

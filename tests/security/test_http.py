@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -23,20 +23,20 @@ from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.core.dataplane.event_outbox import ReportResponse
 from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.model.access_tokens import TokenScope
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import (
     RequestHead,
-    Scope,
     about_content,
     body_hash,
-    make_token,
     sign,
 )
 from storm_dagster.supervisor.handed_conf import handed_conf
 from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.worker.dataplane.events import EventSender
+from storm_rigs.protocols.tokens import bearer, recorded_token
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
 
@@ -69,7 +69,7 @@ def test_with_a_secret_only_who_shows_it_is_served(
                     refused.headers["WWW-Authenticate"] == "Bearer" and SECRET not in refused.text
                 )
             assert friend.request(method, path).status_code != 401
-        token = make_token(SECRET, "read", 60)
+        token = recorded_token(friend, SECRET, "read")
         assert outsider.get("/v1/topologies", auth=("anybody", token)).status_code == 200
         with pytest.raises(NotAuthenticated), NimbusBlobClient(first.url) as blobs:
             blobs.put("k", b"x")
@@ -110,9 +110,13 @@ def test_a_supervisors_logs_need_a_proof(tmp_path: Path) -> None:
         service.stop()
 
 
-_ASKED = {
+_ASKED: dict[TokenScope, list[tuple[str, str]]] = {
     "metrics": [("GET", "/metrics")],
     "read": [("GET", "/v1/topologies"), ("GET", "/v1/cluster"), ("GET", "/v1/topologies/x")],
+    "read:tuples": [
+        ("GET", "/v1/topologies/x/dead-letters"),
+        ("GET", "/v1/topologies/x/state/totals"),
+    ],
     "operate": [
         ("POST", "/v1/topologies/x/kill"),
         ("POST", "/v1/submit"),
@@ -122,13 +126,14 @@ _ASKED = {
     ],
     "admin": [("POST", "/v1/blacklist"), ("GET", "/v1/blobs"), ("GET", "/no/such/path")],
 }
+_ASKED["admin"] += [("GET", "/api/v1/cluster/configuration"), ("GET", "/v1/access-tokens")]
 
 
 def test_a_token_opens_what_its_scope_names(stage: Stage) -> None:
     nimbus = stage.nimbus(storm__secret=SECRET).await_leading()
-    with nimbus.client(Security()) as client:
-        for scope, opened in {"metrics": 1, "read": 2, "operate": 3, "admin": 4}.items():
-            login = {"Authorization": f"Bearer {make_token(SECRET, cast(Scope, scope), 60)}"}
+    with nimbus.client(Security()) as client, nimbus.client() as friend:
+        for opened, scope in enumerate(_ASKED, start=1):
+            login = bearer(recorded_token(friend, SECRET, scope))
             for place, asked in enumerate(_ASKED.values()):
                 for method, path in asked:
                     status = client.request(method, path, headers=login).status_code

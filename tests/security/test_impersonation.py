@@ -19,15 +19,16 @@ from thriftpy2.rpc import make_client
 from thriftpy2.transport import TFramedTransportFactory
 
 from storm_dagster.http.authentication import Authentication
+from storm_dagster.model.access_tokens import TOKEN_SCOPES
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.security.settings import Security
-from storm_dagster.security.signing import Scope, make_token
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.protocols.tokens import TokensOfTest
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
 
 SECRET = "a-secret-planted-for-tests-4711"
-SCOPES: tuple[Scope, ...] = ("metrics", "read", "operate", "admin")
+TOKENS = TokensOfTest(SECRET)
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"headers": {"doAsUser": "ann"}},
     {"headers": {"DOASUSER": "ann"}},
@@ -56,7 +57,7 @@ async def _answer(request: Request) -> PlainTextResponse:
 def guarded(security: Security) -> httpx.AsyncClient:
     """A client of a service behind the middleware of all HTTP ports."""
     service = Starlette(routes=[Route("/{path:path}", _answer, methods=["GET", "POST"])])
-    app = Authentication(service, security, ALLOW_ALL, lambda name: None)
+    app = Authentication(service, security, ALLOW_ALL, lambda name: None, tokens=TOKENS)
     transport = httpx.ASGITransport(app=app, client=("10.1.2.3", 5))
     return httpx.AsyncClient(transport=transport, base_url="http://nimbus")
 
@@ -67,8 +68,8 @@ async def test_no_token_and_no_unknown_client_acts_for_a_user(
     request_parts: dict[str, Any], audited: Callable[[], list[str]]
 ) -> None:
     async with guarded(Security(SECRET)) as client:
-        for scope in SCOPES:
-            login = {"Authorization": f"Bearer {make_token(SECRET, scope, 60)}"}
+        for scope in TOKEN_SCOPES:
+            login = {"Authorization": f"Bearer {TOKENS.make(scope)}"}
             headers = {**login, **request_parts.get("headers", {})}
             answer = await client.get(
                 "/metrics", headers=headers, params=request_parts.get("params")
@@ -77,7 +78,7 @@ async def test_no_token_and_no_unknown_client_acts_for_a_user(
             assert "doAsUser is refused" in answer.text
         assert (await client.get("/metrics", **request_parts)).status_code == 401
         assert (await client.get("/healthz", **request_parts)).status_code == 403
-    assert len(audited()) == len(SCOPES) + 2
+    assert len(audited()) == len(TOKEN_SCOPES) + 2
     assert all(line.startswith("refused GET") and "10.1.2.3" in line for line in audited())
 
 

@@ -16,15 +16,16 @@ import msgspec
 import pytest
 
 from storm_dagster.client.blobs import NimbusBlobClient
+from storm_dagster.model.access_tokens import TokenScope
 from storm_dagster.model.dagster_events import DagsterEvent, target_key
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.blobs.uploads import MAX_PER_USER
 from storm_dagster.operations.submit.staging import allocate_topology_id, read_token, upload_key
 from storm_dagster.security.settings import Security
-from storm_dagster.security.signing import make_token
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.operations.acting import submit
+from storm_rigs.protocols.tokens import recorded_token
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
 from storm_rigs.stage.records import ARCHIVE, WORD_COUNT, World
@@ -111,8 +112,9 @@ def test_no_route_changes_a_topology_of_another(secured: Secured) -> None:
             "action": ("enable",),
             **dict.fromkeys(("wait", "percent", "minutes"), ("0",)),
         }
+        scopes: tuple[TokenScope, ...] = ("read", "read:tuples", "metrics")
+        tokens = {scope: recorded_token(secured.admin, SECRET, scope) for scope in scopes}
         before = state_of(world)
-        tokens = {scope: make_token(SECRET, scope, 600) for scope in ("read", "metrics")}
         served: set[tuple[str, str]] = set()
         for path, operations in secured.admin.get("/openapi.json").json()["paths"].items():
             names = re.findall(r"\{(\w+)\}", path)

@@ -21,16 +21,14 @@ from storm_dagster.model.conf import (
     mask,
     parse_assignments,
 )
-from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
+from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.security.exposure import check_exposure, make_private
 from storm_dagster.security.settings import Security
-from storm_dagster.security.signing import read_token
 from storm_dagster.security.spark_remote import cluster_spark_servers, spark_token, with_spark_token
 from storm_dagster.spark.link import check_reachable
 from storm_dagster.spark.planner import ConnectPlanner
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.spark.session import within
-from storm_dagster.testing.cluster import run_cli
 from storm_dagster.worker.tasks.errors import ErrorReporter
 
 SECRET = "a-secret-planted-for-tests-4711"
@@ -213,27 +211,6 @@ def test_errors_name_the_key_and_not_the_value(tmp_path: Path, value: object) ->
     with pytest.raises(InvalidRequest, match="line 2") as refused:
         load_cluster_conf(tmp_path)
     assert path.name in refused.value.message and "planted" not in refused.value.message
-
-
-def test_the_verb_makes_tokens_of_the_secret(tmp_path: Path) -> None:
-    (tmp_path / "storm.yaml").touch(mode=0o600)
-    (tmp_path / "storm.yaml").write_text(f"storm.secret: {SECRET}\n")
-    made = run_cli(
-        "token", "create", "--scope", "read", "--expires", "2h", "--json", home=tmp_path
-    ).document
-    scope, _ = read_token((SECRET,), made["token"], made["expires"] - 1)
-    assert (scope, made["scope"]) == ("read", "read") and 0 <= time.time() + 7200 - made[
-        "expires"
-    ] < 600
-    with pytest.raises(NotAuthenticated, match="expired"):
-        read_token((SECRET,), made["token"], made["expires"] + 1)
-    with pytest.raises(InvalidRequest, match="is not a time"):
-        run_cli(
-            "token", "create", "--scope", "read", "--expires", "0h", "--json", home=tmp_path
-        ).check()
-    (tmp_path / "storm.yaml").write_text("{}")
-    with pytest.raises(InvalidRequest, match="has no secret"):
-        run_cli("token", "create", "--scope", "read", "--json", home=tmp_path).check()
 
 
 def test_a_command_line_takes_no_secret() -> None:

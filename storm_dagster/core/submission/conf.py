@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
+from storm_dagster.model.access_tokens import is_unowned_caller
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.conf_layers import FORCED_SCHEDULER, SUBMITTED_KEYS, merge_conf
 from storm_dagster.model.errors import InvalidTopology, NotAuthorized
@@ -98,7 +99,13 @@ def limited_conf(user: str, submitted: Conf, former: Conf | None) -> dict[str, A
 
     Without a ``former`` conf the submitter is the owner and is added to the users. An update keeps
     owner and lists of the ``former`` conf; :class:`NotAuthorized` if it adds a user or group.
+
+    A token without a user (``user`` then names it) owns nothing: its topologies have no owner and
+    no lists, and it replaces no code of a topology that has an owner, since the code would run as
+    that user.
     """
+    if is_unowned_caller(user):
+        return _unowned_conf(user, former)
     if former is None:
         users: set[str] = set(submitted.get("topology.users") or ())
         users.add(user)
@@ -109,7 +116,31 @@ def limited_conf(user: str, submitted: Conf, former: Conf | None) -> dict[str, A
                 f"user {user!r} may not change {key} of a topology: an administrator can, or leave "
                 "it out"
             )
-    return {key: former[key] for key in (OWNER_KEY, *_LISTS) if key in former}
+    return _former_owner(former)
+
+
+def _former_owner(former: Conf) -> dict[str, Any]:
+    """Owner and lists of the former conf; also those that it lacks are fixed."""
+    return {OWNER_KEY: former.get(OWNER_KEY), **{key: former.get(key) or [] for key in _LISTS}}
+
+
+def _unowned_conf(caller: str, former: Conf | None) -> dict[str, Any]:
+    """Owner and lists of a topology whose code comes with a token of no user."""
+    if former is None:
+        return {OWNER_KEY: None, **{key: [] for key in _LISTS}}
+    owner = former.get(OWNER_KEY)
+    if owner:
+        raise NotAuthorized(
+            f"{caller!r} belongs to no user and must not replace the code of a topology of "
+            f"{owner!r}: make a token with `storm-dagster token create --scope operate --user "
+            f"{owner}`"
+        )
+    return _former_owner(former)
+
+
+def removed_owner_keys(conf: Conf) -> list[str]:
+    """Keys of owner and lists that the conf sets."""
+    return [key for key in (OWNER_KEY, *_LISTS) if conf.get(key)]
 
 
 def conf_differences(old: Conf, new: Conf) -> dict[str, tuple[Any, Any]]:

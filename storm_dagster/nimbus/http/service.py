@@ -8,6 +8,7 @@ from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
+from storm_dagster.nimbus.http.access_token_routes import AccessTokenRoutes
 from storm_dagster.nimbus.http.blob_routes import BlobRoutes
 from storm_dagster.nimbus.http.event_routes import EventRoutes
 from storm_dagster.nimbus.http.metrics import Metrics
@@ -39,7 +40,9 @@ def build_app(
     routes = [*api.routes(), *page_routes(nimbus, reader)]
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app.router.redirect_slashes = False
-    guarded = Authentication(app, Security.of(nimbus.conf), nimbus.conf.values, reader.conf)
+    guarded = Authentication(
+        app, Security.of(conf), conf.values, reader.conf, tokens=nimbus.access_tokens
+    )
     # A seed is a URL, or an address without a scheme.
     seeds = [host_of(seed.partition("://")[2] or seed) for seed in nimbus.conf["nimbus.seeds"]]
     hosts = allowed_hosts([nimbus.identity.host, *seeds])
@@ -59,6 +62,7 @@ def add_routes(
     The first route that fits a request handles it.
     """
     api.add(BlobRoutes(nimbus))
+    api.add(AccessTokenRoutes(nimbus))
     # Before the verbs of topologies: ``events`` is not one of them.
     api.add(EventRoutes(nimbus))
     api.add(TopologyRoutes(nimbus, reader, submissions, lifecycle, metrics))

@@ -2,13 +2,16 @@
 
 import re
 import stat
+import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from storm_dagster.host.endpoints import ClusterFile
-from storm_dagster.model.conf import ClusterConf, mask_text
+from storm_dagster.model.conf import ClusterConf, mask_text, seed_urls
+from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.security.exposure import address_beyond_loopback
 from storm_dagster.security.peers import can_identify_peers
 from storm_dagster.security.settings import Security, zookeeper_tls
@@ -187,6 +190,74 @@ def _workers(place: ClusterPlace) -> Iterator[HealthResult]:
     )
 
 
+def _tokens(place: ClusterPlace) -> Iterator[HealthResult]:
+    """Check that access tokens belong to users, and that none has all rights."""
+    if Security.of(place.conf).secret is None:
+        yield "ok", "no secret: no access token counts", ""
+        return
+    document = _access_tokens(place)
+    if document is None:
+        yield "ok", "no nimbus shows the list of access tokens", "`storm-dagster token list`"
+        return
+    now = time.time()
+    rows = [row for row in document["tokens"] if row["expires_secs"] >= now]
+    admin = [row["id"] for row in rows if row["scope"] == "admin"]
+    unowned = [row["id"] for row in rows if row["user"] is None]
+    if admin:
+        yield (
+            "warning",
+            f"{len(admin)} access tokens have the scope admin: {_some(admin)}",
+            "`storm-dagster token revoke ID`, and --scope operate --user NAME instead",
+        )
+    if unowned:
+        yield (
+            "warning",
+            f"{len(unowned)} access tokens belong to no user: {_some(unowned)}",
+            "`storm-dagster token revoke ID`, and make others with --user NAME",
+        )
+    former_until_secs = document["former_until_secs"]
+    if former_until_secs is None or former_until_secs >= now:
+        yield (
+            "warning",
+            f"access tokens of earlier releases count {_until(former_until_secs)}, without a "
+            "record and without a user",
+            "make new ones with `storm-dagster token create`; a new secret ends the others at once",
+        )
+    if not admin and not unowned:
+        yield "ok", f"{len(rows)} access tokens, each with a user, none of the scope admin", ""
+
+
+def _some(ids: list[str]) -> str:
+    """At most ten ids, for one line."""
+    shown = ", ".join(ids[:10])
+    return f"{shown}, ..." if len(ids) > 10 else shown
+
+
+def _until(secs: int | None) -> str:
+    if secs is None:
+        return "without end, since the leading nimbus records none"
+    return f"until {datetime.fromtimestamp(secs, timezone.utc):%Y-%m-%d}"
+
+
+def _access_tokens(place: ClusterPlace) -> dict[str, Any] | None:
+    """The list of access tokens by the first nimbus that shows it; ``None`` without one."""
+    import httpx
+
+    cluster = ClusterFile.read(place.home) if place.conf_dir is None else None
+    urls = seed_urls(place.conf)
+    if cluster is not None and cluster.nimbuses:
+        urls = [nimbus.http for nimbus in cluster.nimbuses]
+    with httpx.Client(timeout=5, **Security.of(place.conf).client_options()) as http:
+        for url in urls:
+            try:
+                response = http.get(f"{url.rstrip('/')}/v1/access-tokens")
+                if response.is_success:
+                    return response.json()
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError, StormDagsterError):
+                continue
+    return None
+
+
 def exposures(place: ClusterPlace) -> dict[str, Callable[[ClusterPlace], Iterator[HealthResult]]]:
     """The checks by name.
 
@@ -201,4 +272,5 @@ def exposures(place: ClusterPlace) -> dict[str, Callable[[ClusterPlace], Iterato
         "Spark": _spark,
         "Dagster": _dagster,
         "workers": _workers,
+        "tokens": _tokens,
     }

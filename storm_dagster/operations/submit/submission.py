@@ -13,6 +13,7 @@ from storm_dagster.core.submission.conf import (
     kept_conf,
     limited_conf,
     normalize_conf,
+    removed_owner_keys,
     stored_document,
     submitted_keys,
     total_conf,
@@ -25,6 +26,7 @@ from storm_dagster.core.submission.tasks import (
     with_system_components,
 )
 from storm_dagster.core.submission.validation import check_confs, normalize_submission
+from storm_dagster.model.access_tokens import is_unowned_caller
 from storm_dagster.model.conf import mask
 from storm_dagster.model.conf_layers import LayerName, merge_conf, overlay
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
@@ -312,22 +314,34 @@ def read_source(
     old = None if former is None else load_runnable(ctx, former)
     layers: dict[LayerName, dict[str, Any]] = {"submission": conf}
     if submitter is not None:
+        user = submitter.decode()
+        current = ctx.values() if old is None else old.conf
+        if old is None:
+            warnings.extend(_unowned_warnings(user, conf, spec))
         conf, spec, setter_warnings = check_setters(
-            submitter.decode(),
-            conf,
-            spec,
-            ctx.values() if old is None else old.conf,
-            keep_silent=is_thrift,
+            user, conf, spec, current, keep_silent=is_thrift
         )
         warnings.extend(setter_warnings)
         layers["submission"] = conf
         lists = merge_conf({"author": spec.conf, "submission": conf})
-        former_conf = None if old is None else old.conf
-        layers["owner"] = limited_conf(submitter.decode(), lists, former_conf)
+        layers["owner"] = limited_conf(user, lists, None if old is None else old.conf)
     if former is not None and old is not None and not is_thrift:
         stored_conf = load_stored_conf(ctx, former.code_dir)
         layers["former"] = kept_conf(ctx.values(), stored_conf, old.submitted_keys, document)
     return overlay(layers), spec, warnings, staging.upload_key(handle, "archive")
+
+
+def _unowned_warnings(user: str, conf: dict[str, Any], spec: TopologySpec) -> list[str]:
+    """Warning if keys of the owner are removed, since the access token belongs to no user."""
+    if not is_unowned_caller(user):
+        return []
+    removed_keys = removed_owner_keys(merge_conf({"author": spec.conf, "submission": conf}))
+    if not removed_keys:
+        return []
+    return [
+        f"removed from the conf, since the access token belongs to no user: "
+        f"{', '.join(removed_keys)}; make one with `storm-dagster token create --user NAME`"
+    ]
 
 
 def _no_upload(handle: str) -> NotAlive:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from storm_dagster.model import paths
+from storm_dagster.model.errors import KeyNotFound
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live.access_tokens import create_token, record_tokens, revoke_token
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.cleaner import clean
 from storm_rigs.operations.acting import log_level
@@ -75,4 +80,95 @@ def leveling(world: World) -> Scene:
         begun=lambda: bool(kept()),
         completed=lambda: is_kept("my.module"),
         undone=is_kept,
+    )
+
+
+_TOKEN = "0123456789abcdef"
+
+
+def recording_tokens(world: World) -> Scene:
+    """A first leader that records tokens."""
+    epoch = world.context().current_epoch()
+
+    def recorded(*versions: int) -> None:
+        version = world.cluster.state.get_version(paths.ACCESS_TOKENS)
+        assert [version] == [*versions, None][:1]
+
+    return Scene(
+        world,
+        "storm_dagster.operations.live.access_tokens:record_tokens",
+        {"epoch": epoch},
+        again=lambda ctx: record_tokens(ctx, epoch),
+        begun=lambda: world.cluster.state.exists(paths.ACCESS_TOKENS),
+        completed=lambda: recorded(0),
+        undone=recorded,
+    )
+
+
+def creating_a_token(world: World) -> Scene:
+    """A token that is recorded."""
+    fields: dict[str, Any] = {
+        "token_id": _TOKEN,
+        "scope": "operate",
+        "user": "ann",
+        "life_secs": 60,
+        "made_by": "storm",
+    }
+    record_tokens(world.context(), world.context().current_epoch())
+    return _token_scene(
+        world,
+        "storm_dagster.operations.live.access_tokens:create_token",
+        fields,
+        again=lambda ctx: create_token(ctx, **fields),
+        after=[_TOKEN],
+        before=[],
+    )
+
+
+def revoking_a_token(world: World) -> Scene:
+    """A token that is revoked."""
+    ctx = world.context()
+    record_tokens(ctx, ctx.current_epoch())
+    create_token(ctx, _TOKEN, scope="read", user="", life_secs=60, made_by="storm")
+
+    def again(ctx: OperationsContext) -> None:
+        # The caller cannot know that its first call was executed.
+        with suppress(KeyNotFound):
+            revoke_token(ctx, _TOKEN)
+
+    return _token_scene(
+        world,
+        "storm_dagster.operations.live.access_tokens:revoke_token",
+        {"token_id": _TOKEN},
+        again=again,
+        after=[],
+        before=[_TOKEN],
+    )
+
+
+def _token_scene(
+    world: World,
+    function: str,
+    fields: dict[str, Any],
+    *,
+    again: Callable[[OperationsContext], object],
+    before: list[str],
+    after: list[str],
+) -> Scene:
+    """A scene whose effect is the list of tokens."""
+
+    def ids() -> list[str]:
+        return world.cluster.state.get_children(paths.ACCESS_TOKENS)
+
+    def are(expected: list[str]) -> None:
+        assert ids() == expected
+
+    return Scene(
+        world,
+        function,
+        fields,
+        again=again,
+        begun=lambda: ids() == after,
+        completed=lambda: are(after),
+        undone=lambda: are(before),
     )
