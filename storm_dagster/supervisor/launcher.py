@@ -301,8 +301,8 @@ class Launcher:
     ) -> subprocess.Popen[bytes]:
         """Start a process in ``folder``, in its own session, with its output in ``log``.
 
-        It is in ``cgroup`` before its program begins. ``user`` is ``None`` for the user of this process. Raises :class:`Unavailable` if the
-        command cannot be started.
+        It is in ``cgroup`` before its program begins. ``user`` is ``None`` for the user of this
+        process. Raises :class:`Unavailable` if the command cannot be started.
         """
         # Appending keeps the output of the slot's last worker, and leaves no hole after a
         # truncation.
