@@ -95,8 +95,11 @@ def list_topologies(invocation: Invocation) -> None:
 
 
 def _utc_time(secs: float) -> str:
-    """ISO form of epoch seconds, in UTC."""
-    return datetime.datetime.fromtimestamp(secs, datetime.timezone.utc).isoformat()
+    """ISO form of epoch seconds, in UTC; ``?`` for a time beyond the calendar."""
+    try:
+        return datetime.datetime.fromtimestamp(secs, datetime.timezone.utc).isoformat()
+    except (OverflowError, ValueError, OSError):
+        return "?"  # A worker writes the times of its errors and dead letters.
 
 
 @verb("errors")

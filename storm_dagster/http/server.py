@@ -14,6 +14,7 @@ from typing import Any
 
 import uvicorn
 from starlette.requests import ClientDisconnect
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -33,8 +34,8 @@ _HEAD_SECS = 10.0
 """Longest time that a connection can take to send a request's head, or to receive the end of a
 response.
 """
-_MAX_HEAD_BYTES = 64 * 1024
-"""Size of a request's head that drops its connection."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Largest head of a request: a larger one is refused, and its connection closed."""
 _MAX_QUEUED = 16
 """Requests of one connection that wait for their turn."""
 
@@ -186,11 +187,12 @@ class _BoundedProtocol(_Base):
         # A cycle is a request and its response: without one in progress these bytes are of a head.
         cycle = self.cycle
         if cycle is None or (cycle.response_complete and not cycle.more_body):
-            if self._head_bytes > _MAX_HEAD_BYTES:
-                self.transport.abort()
-                return
             self._head_bytes += len(data)
         super().data_received(data)
+        # A complete head has begun a request by now, and its size is checked there.
+        if self._waiting and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.abort()
+            return
         # The base begins a request when the one before it ends. It would queue all requests of a
         # peer that does not wait for responses.
         if len(getattr(self, "pipeline", ())) > _MAX_QUEUED:
@@ -256,6 +258,36 @@ def _until_disconnect(app: ASGIApp) -> ASGIApp:
     return serve
 
 
+def _with_bounded_heads(app: ASGIApp) -> ASGIApp:
+    """Refuse a request whose head is larger than :data:`MAX_HEAD_BYTES`.
+
+    One that arrives at once is complete before its size is known.
+    """
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and head_size(scope) > MAX_HEAD_BYTES:
+            refusal = PlainTextResponse(
+                f"the head of the request has more than {MAX_HEAD_BYTES} bytes: send shorter "
+                "headers, or a body\n",
+                status_code=431,
+                headers={"Connection": "close"},
+            )
+            await refusal(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return serve
+
+
+def head_size(scope: Scope) -> int:
+    """Size in bytes of the head of a request, with its line and without other white space."""
+    query = scope["query_string"]
+    target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
+    line_size = len(scope["method"]) + len(target) + len("  HTTP/1.1\r\n")
+    headers_size = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+    return line_size + headers_size + len("\r\n")
+
+
 class HttpService:
     """Server of an application on an open socket, in its own thread.
 
@@ -274,7 +306,7 @@ class HttpService:
         own_user_only: bool = False,
     ) -> None:
         config = uvicorn.Config(
-            _until_disconnect(app),
+            _until_disconnect(_with_bounded_heads(app)),
             # uvloop may read the beginning of a handshake before ``start_tls`` is called.
             loop="asyncio",
             http=type(

@@ -20,37 +20,56 @@ from storm_dagster.model.tables import load_table
 
 HIDDEN = "*****"
 """Replacement of a secret wherever a conf is shown."""
-_ZOOKEEPERS = ("storm.zookeeper.auth.payload", "storm.zookeeper.ssl.keystore.password")
-SECRET_KEYS = frozenset({"storm.secret", *_ZOOKEEPERS, "dagster.graphql.headers"})
-"""Conf keys whose values are secrets: never shown, logged, or given on a command line."""
-
-# Parts of the name of a secret.
-_TELLTALE = re.compile(
-    r"secret|passw|passphrase|(?<![a-z])pwd|token|credential|payload|cookie|jaas|authorization|"
-    r"(private|access|api|account|signing|encryption)[._-]?key|key[._-]pem|ssl[._-]key(?!store)|"
-    r"signature|keytab|bearer|webhook|(?<![a-z])(?:auth|pin)$",
-    re.IGNORECASE,
+SECRET_PARTS = (
+    *("secret", "passw", "passphrase", "token", "credential", "payload", "cookie", "jaas"),
+    *("authorization", "signature", "keytab", "bearer", "webhook"),
+    *("private key", "access key", "api key", "account key", "signing key", "encryption key"),
+    *("shared key", "master key", "key pem", "ssl key"),
 )
-# Ends of names whose values are no secrets, such as storm.secret.file.
-_HARMLESS = re.compile(r"[._-](secs|ms|file|path|count|size|bytes|ttl|enabled?)$", re.IGNORECASE)
+"""Parts of the names of secrets, in any case. A blank is any of ``.``, ``_``, ``-``, or nothing."""
+SECRET_WORDS = ("pwd", "pin", "auth", "private")
+"""Words at the end of the names of secrets, after any character that is no letter."""
+HARMLESS_ENDS = (
+    *("secs", "ms", "file", "path", "count", "size", "bytes", "ttl", "enable", "enabled"),
+)
+"""Last words of names whose values are no secrets, such as ``db.passwd.file``."""
+
+
+def _telltale() -> re.Pattern[str]:
+    """Pattern of the names of secrets."""
+    parts = "|".join(part.replace(" ", "[._-]?") for part in SECRET_PARTS)
+    words = "|".join(SECRET_WORDS)
+    # A keystore's address is no key.
+    return re.compile(f"(?:{parts})(?!store)|(?<![a-z])(?:{words})$", re.IGNORECASE)
+
+
+_TELLTALE = _telltale()
+_HARMLESS = re.compile(f"[._-](?:{'|'.join(HARMLESS_ENDS)})$", re.IGNORECASE)
 # Parts of a text that look like a password or a key.
 _IN_TEXT = re.compile(
-    # User and password in an address, options of a Spark or database address, headers, AWS and
-    # GitHub keys.
+    # User and password in an address, options of a Spark or database address, headers, webhooks,
+    # AWS and GitHub keys.
     r"(?P<login>(?<=://)[^/?#\s]*@)"
     r"|(?P<option>(?:[;?&]|--)(?:[a-z_.-]*(?:token|password|passwd|pwd|secret|authorization|key))=)"
     r"[^;&\s\"']+"
     r"|(?P<header>\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=._~-]{8,}"
-    r"|(?P<hook>\bhooks\.slack\.com/services/)[^\s\"']+"
+    r"|(?P<hook>\bhooks\.slack\.com/services/|\bdiscord(?:app)?\.com/api/webhooks/"
+    r"|\bwebhook\.office\.com/)[^\s\"']+"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{20,}",
     re.IGNORECASE,
 )
 
 
 def is_secret_key(key: object) -> bool:
-    """True if the value of a key or environment variable must be hidden."""
+    """True if the value of a key or environment variable must be hidden.
+
+    The table says it of the keys that the system knows. Others are judged by parts of their names.
+    """
     name = str(key)
-    return name in SECRET_KEYS or bool(_TELLTALE.search(name) and not _HARMLESS.search(name))
+    conf_key = CONF_KEYS.get(name)
+    if conf_key is not None:
+        return conf_key.secret
+    return bool(_TELLTALE.search(name) and not _HARMLESS.search(name))
 
 
 def mask_text(text: str) -> str:
@@ -135,6 +154,8 @@ class ConfKey:
     """Who may set it: the cluster's conf alone, an administrator's topology, or any topology."""
     worker: bool = field(kw_only=True)
     """True if workers read it, so that supervisors hand them the cluster's value."""
+    secret: bool = False
+    """True if its value is never shown, logged, or given on a command line."""
 
 
 _KINDS: dict[Kind, tuple[str, Any]] = {
@@ -190,6 +211,8 @@ _ROWS = load_table(__name__, "conf_keys")
 _ROWS["topology.scheduler.strategy"]["choices"] = tuple(STRATEGIES)
 CONF_KEYS: dict[str, ConfKey] = {key: ConfKey(row.pop("type"), **row) for key, row in _ROWS.items()}
 """Every known key, in the order of the file."""
+SECRET_KEYS = frozenset(key for key, conf_key in CONF_KEYS.items() if conf_key.secret)
+"""Known keys whose values are secrets."""
 
 
 Conf = Mapping[str, Any]

@@ -192,9 +192,9 @@ class WorkerBeat(Record):
     v: Literal[1] = Field(default=1, exclude=True)
     count: int
     """Heartbeats received from that worker's current process."""
-    silent_ms: int
+    silent_ms: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     """Milliseconds since the last one, by the topology master's monotonic clock."""
-    uptime_secs: int
+    uptime_secs: Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class TaskBeats(Record):
@@ -409,8 +409,8 @@ class WorkerNode(Record):
     """Data version of the assignment node that the worker applies."""
     tasks: Ranges
     """Tasks that the process has opened, or is opening now."""
-    started_ms: int
-    """Epoch milliseconds of the worker's own clock (shown, never compared)."""
+    started_ms: Annotated[int, Field(ge=0, lt=253_402_300_800_000)]
+    """Epoch milliseconds of its own clock (shown, never compared), before the year 10000."""
     status: Literal["starting", "running", "paused"]
     code: str = ""
     """SHA-256 of the archive that it runs (first 16 hex digits)."""

@@ -149,7 +149,9 @@ class Supervisor:
         }
         if former_state is not None:
             for record in former_state.workers:
-                process = WorkerProcess(record.pid, record.start_ticks, record.boot_id)
+                process = WorkerProcess(
+                    record.pid, record.start_ticks, record.boot_id, None, record.worker_id
+                )
                 # A live worker that was not found is one whose spec cannot be read.
                 if record.worker_id not in workers and process.alive():
                     workers[record.worker_id] = self._recorded_worker(record, process, now)

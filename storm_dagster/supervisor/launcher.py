@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.core.slots.model import Work, Worker
+from storm_dagster.host.cgroups import JOIN
 from storm_dagster.host.clock import boot_clock, boot_id
+from storm_dagster.host.descendants import MARK
 from storm_dagster.host.files import read_json_object
 from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.host.worker_spec import SPARE, WORKER_MODULE, WorkerSpec, worker_processes
@@ -29,6 +31,12 @@ from storm_dagster.supervisor.housekeeping import LOG_BACKUPS, rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
 from storm_dagster.supervisor.spares import Spares, end, start
+from storm_dagster.supervisor.worker_cgroups import (
+    WorkerCgroup,
+    WorkerCgroups,
+    end_leftovers,
+    record_cgroup,
+)
 from storm_dagster.supervisor.worker_user import OWN, WorkerUser, link_code, open_home, worker_user
 
 _log = logging.getLogger(__name__)
@@ -124,6 +132,13 @@ class Launcher:
         user, never the cluster's secrets.
         """
         self._users = ZooKeeperUsers.of(self._conf)
+        self.cgroups = WorkerCgroups(self._conf)
+        self.cgroups.remove_forgotten()
+        if not self.cgroups.parents:
+            _log.info(
+                "no cgroup (v2) can be made here: what a worker leaves is found by its mark, its "
+                "session and its parents"
+            )
         self.spares = Spares(self._conf["supervisor.worker.spares"], self._spawn_spare)
         if self._conf["supervisor.run.worker.as.user"]:
             self.spares.number = 0  # The user of a worker is not known before its launch.
@@ -174,13 +189,16 @@ class Launcher:
             self._conf["supervisor.worker.environment"],
             other_user=user is not None,
         )
+        environment[MARK] = worker_id
         folder.mkdir(parents=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         # The worker starts even if the disk has no room for a copy of the log.
         with suppress(OSError):
             # Also here, since the regular rotation may miss a worker that always dies soon.
             rotate(log, int(self._conf["worker.log.max.bytes"]), LOG_BACKUPS)
+        cgroup = self.cgroups.make(worker_id)
         try:
+            record_cgroup(folder, cgroup)
             spec.write(folder / SPEC)
             if user is not None:
                 folder.chmod(0o711)
@@ -189,22 +207,30 @@ class Launcher:
                 link_code(code.path, own / code.path.name)
                 user.give(own)
             # A spare that died in the meantime is replaced by an ordinary process.
-            if spare is not None and start(spare):
+            if spare is not None and _start_in(spare, cgroup):
                 child = spare
             else:
-                child = self._spawn(worker_command(conf, own / SPEC), own, environment, log, user)
+                command = worker_command(conf, own / SPEC)
+                child = self._spawn(command, own, environment, log, user, cgroup=cgroup)
         except BaseException:
             if spare is not None:
                 end(spare)
+            if cgroup is not None:
+                cgroup.close()
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        process = self._note_start(port, work, worker_id, child)
+        process = self._note_start(port, work, worker_id, child, cgroup)
         return LiveWorker(
             port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started
         )
 
     def _note_start(
-        self, port: int, work: Work, worker_id: str, child: subprocess.Popen[bytes]
+        self,
+        port: int,
+        work: Work,
+        worker_id: str,
+        child: subprocess.Popen[bytes],
+        cgroup: WorkerCgroup | None,
     ) -> WorkerProcess:
         """Write the run file of a started worker and a log line; return its exact process.
 
@@ -212,7 +238,8 @@ class Launcher:
         """
         ticks = start_ticks(child.pid)
         # A child that died at once has no start time; ProcessWatch finds it dead.
-        process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
+        start = -1 if ticks is None else ticks
+        process = WorkerProcess(child.pid, start, boot_id(), child, worker_id, cgroup)
         with suppress(OSError):
             # The worker writes the same file when it is up; `stop` must find the process before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
@@ -257,6 +284,7 @@ class Launcher:
         command = [*worker_command(self._conf, spec_path), SPARE]
         allowed = self._conf["supervisor.worker.environment"]
         environment = worker_environment(dict(os.environ), self._conf, None, self._home, allowed)
+        environment[MARK] = worker_id
         return self._spawn(
             command, self._home, environment, Path(os.devnull), None, subprocess.PIPE
         )
@@ -269,19 +297,21 @@ class Launcher:
         log: Path,
         user: WorkerUser | None,
         stdin: int = subprocess.DEVNULL,
+        cgroup: WorkerCgroup | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a process in ``folder``, in its own session, with its output in ``log``.
 
-        ``user`` is ``None`` for the user of this process. Raises :class:`Unavailable` if the
-        command cannot be started.
+        It is in ``cgroup`` before its program begins. ``user`` is ``None`` for the user of this
+        process. Raises :class:`Unavailable` if the command cannot be started.
         """
         # Appending keeps the output of the slot's last worker, and leaves no hole after a
         # truncation.
         with log.open("ab") as output:
             if user is not None:
                 os.fchown(output.fileno(), user.uid, user.gid)
+            members = -1 if cgroup is None else cgroup.group.open_members()
             try:
-                return subprocess.Popen(
+                child = subprocess.Popen(
                     command,
                     cwd=folder,
                     env=environment,
@@ -291,7 +321,7 @@ class Launcher:
                     start_new_session=True,
                     # After the change of the user: from outside, root may lack the capability for
                     # it.
-                    preexec_fn=_resource_limits(self._conf),
+                    preexec_fn=_before_exec(self._conf, members),
                     user=user.uid if user is not None else None,
                     group=user.gid if user is not None else None,
                     extra_groups=() if user is not None else None,
@@ -302,12 +332,38 @@ class Launcher:
                     "set topology.python to an interpreter that exists on every supervisor, and "
                     "that the worker's user may run"
                 ) from None
+            finally:
+                if members >= 0:
+                    os.close(members)
+        if cgroup is not None:
+            _ensure_in(cgroup, child.pid)
+        return child
 
 
-def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
-    """Function that sets the resource limits of a new process.
+def _start_in(spare: subprocess.Popen[bytes], cgroup: WorkerCgroup | None) -> bool:
+    """Move a spare, which has no child yet, into the cgroup and start it; false if it is dead."""
+    if cgroup is not None:
+        _ensure_in(cgroup, spare.pid)
+    return start(spare)
 
-    The process becomes a worker. The function runs between fork and exec, and so imports no module.
+
+def _ensure_in(cgroup: WorkerCgroup, pid: int) -> None:
+    """Move a process into the cgroup if it is not there: kernels before 5.16 ask the child."""
+    if cgroup.group.holds(pid):
+        return
+    try:
+        cgroup.group.add(pid)
+    except ProcessLookupError:
+        return  # It has ended.
+    except OSError as error:
+        _log.warning("process %d stays outside %s: %s", pid, cgroup.group.path, error)
+
+
+def _before_exec(conf: Mapping[str, Any], members: int) -> Callable[[], None]:
+    """Function that sets the resource limits of a new process, which becomes a worker.
+
+    It first joins the cgroup of that open file; -1 without one. The function runs between fork and
+    exec, and so imports no module.
     """
     # Not at the top: the command line says on every system that a supervisor needs Linux.
     import resource
@@ -328,6 +384,9 @@ def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
             limits[limit] = min(value, hard_limit)
 
     def apply() -> None:
+        if members >= 0:
+            with suppress(OSError):
+                os.write(members, JOIN)
         for limit, value in limits.items():
             resource.setrlimit(limit, (value, value))
 
@@ -344,6 +403,7 @@ def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> lis
     """
     security = Security.of(conf)
     users = ZooKeeperUsers.of(conf)
+    cgroups = WorkerCgroups(conf)
     workers: list[LiveWorker] = []
     for process, path in worker_processes():
         folder = path.parent.parent if path.parent.name == OWN else path.parent
@@ -367,11 +427,15 @@ def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> lis
         # The folder of the code is named after its blob keys.
         restarts = spec.restarts if _is_current(spec, security, users) else _OUTDATED
         worker = Worker(folder.name, Work(spec.topology_id, Path(spec.code_dir).name, restarts))
+        cgroup = cgroups.adopt(process.pid, process.start_ticks, folder)
+        identity = WorkerProcess(
+            process.pid, process.start_ticks, boot_id(), None, folder.name, cgroup
+        )
         workers.append(
             LiveWorker(
                 spec.port,
                 worker,
-                WorkerProcess(process.pid, process.start_ticks, boot_id()),
+                identity,
                 Path(spec.heartbeat_path),
                 Path(spec.log_path),
                 spec.started,
@@ -395,7 +459,7 @@ def _is_current(spec: WorkerSpec, security: Security, users: ZooKeeperUsers | No
 
 
 def remove_stale_folders(home: Path, supervisor_id: str, live_ids: Iterable[str]) -> None:
-    """Remove the folders of this supervisor's dead workers.
+    """Remove the folders of this supervisor's dead workers, and end what these have left.
 
     ``live_ids`` are the ids of its live ones. A folder without a readable spec stays: it may be
     another supervisor's.
@@ -406,4 +470,5 @@ def remove_stale_folders(home: Path, supervisor_id: str, live_ids: Iterable[str]
             if folder.name in kept_names:
                 continue
             if WorkerSpec.read(folder / SPEC).node == supervisor_id:
+                end_leftovers(folder)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Memory limits of worker processes (``worker.memory.size``).
 
 They apply only with ``supervisor.worker.memory.enforce``: otherwise the size is only a label of the
-placement. A worker is limited by a cgroup (v2) where the machine lets this process make one, and
+placement. A worker is limited by its cgroup (v2), where it has one with a controller of memory, and
 its memory is watched on every machine.
 """
 
@@ -20,8 +20,6 @@ from storm_dagster.supervisor.processes import LiveWorker
 
 _log = logging.getLogger(__name__)
 
-CGROUPS = Path("/sys/fs/cgroup/storm_dagster")
-"""Folder of the workers' cgroups, one for each worker id."""
 _CHECK_SECS = 1.0
 """Interval of the checks."""
 _MIB = 2**20
@@ -52,7 +50,6 @@ class MemoryGuard:
     conf: Mapping[str, Any]
     report: Callable[[str, int, str], None]
     """(topology id, port, text): an error of a topology."""
-    cgroups: Path = CGROUPS
 
     def __post_init__(self) -> None:
         self._checked_at = -_CHECK_SECS
@@ -95,7 +92,7 @@ class MemoryGuard:
             # A process does not return memory: a smaller size applies from its next start on.
             if size > limit:
                 limit = size
-                self._set_limit(live, limit, members)
+                self._set_limit(live, limit)
             if 0 < limit < used and live.worker.id not in self._ended:
                 self._ended.add(live.worker.id)
                 self._report(live, used, limit)
@@ -111,38 +108,25 @@ class MemoryGuard:
         # Placements of older releases name no size.
         return worker.memory_bytes or int(self.conf["worker.memory.size"] or 0)
 
-    def _set_limit(self, live: LiveWorker, limit: int, members: Sequence[Process]) -> None:
-        """Note a worker's limit, and give it to a cgroup of all its processes if possible."""
+    def _set_limit(self, live: LiveWorker, limit: int) -> None:
+        """Note a worker's limit, and give it to its cgroup if possible."""
         self._limits[live.worker.id] = (live, limit)
-        group = self.cgroups / live.worker.id
+        cgroup = live.process.cgroup
+        if cgroup is None:
+            return
         try:
-            controllers = (self.cgroups.parent / "cgroup.controllers").read_text(encoding="ascii")
-            if "memory" not in controllers.split():
-                return  # This system or container has no controller of memory.
-            group.mkdir(parents=True, exist_ok=True)
-            for parent in (self.cgroups.parent, self.cgroups):
-                _set(parent / "cgroup.subtree_control", "+memory")
-            _set(group / "memory.max", str(limit))
-            _set(group / "memory.oom.group", "1")
-            for process in members:
-                _set(group / "cgroup.procs", str(process.pid))
+            cgroup.limit_memory(limit)
         except OSError as error:
-            _log.info("worker %s gets no cgroup (%s): its memory is watched", live.worker.id, error)
+            _log.info("worker %s: its memory is watched only (%s)", live.worker.id, error)
 
     def _forget(self, worker_id: str) -> None:
         """Drop a dead worker, and report it if the kernel ended it for its memory."""
         live, limit = self._limits.pop(worker_id)
-        group = self.cgroups / worker_id
-        with suppress(OSError, ValueError):
-            lines = (group / "memory.events").read_text(encoding="ascii").splitlines()
-            events = dict(line.split() for line in lines)
-            if int(events.get("oom_kill", 0)) and worker_id not in self._ended:
-                used = limit
-                with suppress(OSError):  # Linux 5.19 or newer.
-                    used = int((group / "memory.peak").read_text(encoding="ascii"))
-                self._report(live, used, limit)
-        with suppress(OSError):
-            group.rmdir()
+        cgroup = live.process.cgroup
+        if cgroup is not None:
+            kills, peak = cgroup.oom()
+            if kills and worker_id not in self._ended:
+                self._report(live, limit if peak is None else peak, limit)
         self._ended.discard(worker_id)
 
     def _report(self, live: LiveWorker, used: int, limit: int) -> None:
@@ -156,9 +140,3 @@ class MemoryGuard:
         topology_id = live.worker.work.topology_id
         _log.error("slot %d, %s: %s", live.port, topology_id, text, extra={"topology": topology_id})
         self.report(topology_id, live.port, text)
-
-
-def _set(file: Path, value: str) -> None:
-    # Without O_CREAT: a folder that is not a cgroup is not changed.
-    with open(os.open(file, os.O_WRONLY), "w", encoding="ascii") as stream:
-        stream.write(value)

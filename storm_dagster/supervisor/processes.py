@@ -1,4 +1,4 @@
-"""Worker processes: identity, notice of their death, kill with all children.
+"""Worker processes: identity, notice of their death, kill with all descendants.
 
 The identity is exact: pid, start time and boot id. Deaths are noticed by pidfds, for children and
 adopted processes alike (Linux >= 5.3; without them, by polling ten times a second).
@@ -11,23 +11,30 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from storm_dagster.core.slots.model import Worker
-from storm_dagster.host.clock import boot_id
-from storm_dagster.host.processes import (
-    ExactProcess,
-    Process,
-    processes,
-    signal_exactly,
-    start_ticks,
+from storm_dagster.host.clock import boot_clock, boot_id
+from storm_dagster.host.descendants import (
+    Identity,
+    kill_descendants,
+    process_table,
+    seen_descendants,
 )
+from storm_dagster.host.processes import ExactProcess, start_ticks
+from storm_dagster.host.waiting import poll
+from storm_dagster.supervisor.worker_cgroups import WorkerCgroup
 
 _log = logging.getLogger(__name__)
 _POLL_MS = 100
-"""Interval of checking processes without a pidfd."""
+"""Interval of checking processes without a pidfd, and cgroups whose processes are ending."""
+_REMOVAL_SECS = 1.0
+"""Time in which killed processes end, before a supervisor that stops leaves their cgroup."""
+_LOOK_SECS = 5.0
+"""Interval of reading the process tree of workers without a cgroup."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,17 @@ class WorkerProcess(ExactProcess):
     boot_id: str
     child: subprocess.Popen[bytes] | None = None
     """Set if this supervisor process started it."""
+    worker_id: str = ""
+    """Mark of its descendants; ``""`` if they have none."""
+    cgroup: WorkerCgroup | None = None
+    """``None`` where the supervisor cannot make one."""
 
     def end(self) -> None:
-        """KILL the process and everything in its session."""
+        """KILL the process and all that descends from it."""
         self.signal(signal.SIGKILL)
-        end_session(self)
+        end_descendants(self)
+        if self.cgroup is not None:
+            self.cgroup.close()
 
 
 @dataclass
@@ -66,28 +79,24 @@ class LiveWorker:
     """Status in that heartbeat."""
 
 
-def session_members(leader: int) -> list[Process]:
-    """Live processes in the session of that leader, without the leader."""
-    return [
-        process for process in processes() if process.session == leader and process.pid != leader
-    ]
+def end_descendants(process: WorkerProcess, seen: Collection[Identity] = ()) -> int:
+    """KILL all that descends from a worker, and return the number of processes outside its cgroup.
 
-
-def end_session(process: WorkerProcess) -> int:
-    """KILL the other processes in a worker's session, and return their number.
-
-    They are shell components. While a member lives, the kernel does not reuse the leader's pid: if
+    These are the processes of its cgroup, of its session, with its mark, and those that were
+    ``seen``. While a member of the session lives, the kernel does not reuse the leader's pid: if
     another process has it, the session has no member.
     """
-    current_ticks = start_ticks(process.pid)
     if process.boot_id != boot_id():
         return 0
-    if current_ticks is not None and current_ticks != process.start_ticks:
-        return 0
-    killed = 0
-    for member in session_members(process.pid):
-        killed += signal_exactly(member.pid, member.start_ticks, signal.SIGKILL)
-    return killed
+    if process.cgroup is not None:
+        process.cgroup.kill()
+    current_ticks = start_ticks(process.pid)
+    is_reused = current_ticks is not None and current_ticks != process.start_ticks
+    return kill_descendants(process.worker_id, seen, 0 if is_reused else process.pid)
+
+
+Watched: TypeAlias = dict[str, tuple[WorkerProcess, int]]
+"""Key -> process and its pidfd; -1 without one."""
 
 
 class ProcessWatch:
@@ -101,10 +110,15 @@ class ProcessWatch:
         """
         self._on_exit = on_exit
         self._lock = threading.Lock()
-        self._watched: dict[str, tuple[WorkerProcess, int]] = {}
-        """Key -> process and its pidfd; -1 without one."""
+        self._watched: Watched = {}
         self._checked: set[str] = set()
         """Keys of the processes that were alive after their pidfd was opened."""
+        self._descendants: dict[str, set[Identity]] = {}
+        """Key -> descendants of a worker without a cgroup, by the last look."""
+        self._looked_at = float("-inf")
+        """Boot clock of that look."""
+        self._ending: list[WorkerCgroup] = []
+        """Cgroups of dead workers, in which killed processes are ending."""
         # Ends of a pipe: a byte in it wakes the thread from its poll.
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._closed = False
@@ -122,6 +136,10 @@ class ProcessWatch:
             self._watched[key] = (process, handle)
         self._wake_thread()
 
+    def seen(self, key: str) -> frozenset[Identity]:
+        """Descendants of a watched worker without a cgroup, as they were at the last look."""
+        return frozenset(self._descendants.get(key, ()))
+
     def close(self) -> None:
         """Stop watching. The processes continue."""
         self._closed = True
@@ -138,14 +156,12 @@ class ProcessWatch:
         while not self._closed:
             with self._lock:
                 watched = dict(self._watched)
-            poll = select.poll()
-            poll.register(self._woken, select.POLLIN)
+            waiting = select.poll()
+            waiting.register(self._woken, select.POLLIN)
             for _, handle in watched.values():
                 if handle >= 0:
-                    poll.register(handle, select.POLLIN)
-            lacks_handle = any(handle < 0 for _, handle in watched.values())
-            timeout_ms = _POLL_MS if lacks_handle else None
-            ready = {descriptor for descriptor, _ in poll.poll(timeout_ms)}
+                    waiting.register(handle, select.POLLIN)
+            ready = {descriptor for descriptor, _ in waiting.poll(self._timeout_ms(watched))}
             if self._woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
@@ -156,26 +172,58 @@ class ProcessWatch:
                     self._on_death(key, process, handle)
                 else:
                     self._checked.add(key)
+            self._look(watched)
+            self._ending = [cgroup for cgroup in self._ending if not cgroup.close()]
         with self._lock:
             for _, handle in self._watched.values():
                 if handle >= 0:
                     os.close(handle)
             self._watched.clear()
+        for cgroup in self._ending:
+            poll(cgroup.close, timeout=_REMOVAL_SECS, pause=0.02)
         os.close(self._woken)
         os.close(self._wake)
 
+    def _timeout_ms(self, watched: Watched) -> float | None:
+        """Time after which the thread wakes by itself; ``None`` if only a death wakes it."""
+        if self._ending or any(handle < 0 for _, handle in watched.values()):
+            return _POLL_MS
+        if any(process.cgroup is None for process, _ in watched.values()):
+            return 1000 * _LOOK_SECS
+        return None
+
+    def _look(self, watched: Watched) -> None:
+        """Note the descendants of the live workers that have no cgroup, at times."""
+        workers = {key: process for key, (process, _) in watched.items() if process.cgroup is None}
+        if not workers or boot_clock() - self._looked_at < _LOOK_SECS:
+            return
+        self._looked_at = boot_clock()
+        table = process_table()
+        for key, process in workers.items():
+            if key in self._checked:
+                worker = (process.pid, process.start_ticks)
+                former = self._descendants.get(key, set())
+                self._descendants[key] = seen_descendants(table, worker, former)
+
     def _on_death(self, key: str, process: WorkerProcess, handle: int) -> None:
-        """Report a dead process, and then end the processes left in its session."""
+        """End what descends from a dead process, and then report it.
+
+        In this order nothing of it holds a port of its slot when the next worker starts, and a
+        supervisor that dies in between finds the worker's folder.
+        """
         with self._lock:
             self._watched.pop(key, None)
         self._checked.discard(key)
         status = process.child.wait() if process.child is not None else None
         if handle >= 0:
             os.close(handle)
-        self._on_exit(key, status)
         try:
-            end_session(process)
+            end_descendants(process, self._descendants.pop(key, ()))
         except OSError as error:
             _log.warning(
                 "processes left by process %d could not be searched: %s", process.pid, error
             )
+        if process.cgroup is not None:
+            # Killed processes may take a moment, which no other worker waits for.
+            self._ending.append(process.cgroup)
+        self._on_exit(key, status)

@@ -4,6 +4,7 @@ all is closed by default.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -239,6 +240,8 @@ def test_the_image_copies_only_files_that_exist() -> None:
             assert (ROOT / source).exists(), source
     for name in (
         "setup",
+        "lock",
+        "wheelhouse-locks",
         "base/make",
         *(f"parts/{part.name}" for part in (DOCKER / "parts").iterdir()),
     ):
@@ -255,15 +258,68 @@ def test_images_have_the_version_and_the_user_of_the_repository() -> None:
     assert DOCKERFILE.count("\nUSER storm\n") == 5, "every image runs as it"
 
 
+def pins_of(lock: Path) -> dict[str, tuple[str, list[str]]]:
+    """Normalized name -> version and hashes; each line of the lock belongs to one of them."""
+    text = lock.read_text(encoding="utf-8").replace("\\\n", "")
+    pins: dict[str, tuple[str, list[str]]] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        pin, *options = line.split()
+        name, _, version = pin.partition("==")
+        pins[canonicalize_name(name)] = (version, options)
+    return pins
+
+
 def test_the_locked_versions_are_those_that_the_package_asks_for() -> None:
-    lines = (DOCKER / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    locked = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
+    locked = pins_of(DOCKER / "requirements.lock")
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "dependencies"
     ]
-    for requirement in map(Requirement, [*declared, "dagster-postgres"]):
-        version = locked[canonicalize_name(requirement.name)]
+    beside = (DOCKER / "requirements-cluster.txt").read_text(encoding="utf-8").splitlines()
+    for requirement in map(Requirement, [*declared, *(x for x in beside if x[:1] != "#")]):
+        version, _ = locked[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement} is locked to {version}"
+
+
+def test_every_locked_package_has_hashes_and_workers_have_the_same() -> None:
+    locked = pins_of(DOCKER / "requirements.lock")
+    for name, (version, options) in locked.items():
+        assert version and options, f"{name} has no hash: run docker/lock"
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", option) for option in options), name
+    workers = pins_of(DOCKER / "requirements-worker.lock")
+    asked = (DOCKER / "requirements-worker.txt").read_text(encoding="utf-8").splitlines()
+    names = {canonicalize_name(Requirement(x).name) for x in asked if x[:1] != "#"}
+    assert names <= workers.keys() <= locked.keys()
+    assert workers == {name: locked[name] for name in workers}
+
+
+def test_images_install_only_what_has_a_locked_hash() -> None:
+    setup = (DOCKER / "setup").read_text(encoding="utf-8")
+    installs = re.findall(r"pip (?:install|wheel) (?:\\\n|.)+", DOCKERFILE + setup)
+    of_packages = [each for each in installs if "--no-deps" not in each]
+    assert len(of_packages) == 3, "two images, and the wheelhouse"
+    assert all("--require-hashes -r " in each for each in of_packages)
+
+
+def test_a_wheel_that_was_built_here_is_added_to_its_own_pin(tmp_path: Path) -> None:
+    published, built = tmp_path / "a_b-1.0-py3-none-any.whl", tmp_path / "c_d-2.0-py3-none-any.whl"
+    published.write_bytes(b"published")
+    built.write_bytes(b"built")
+    digests = [hashlib.sha256(each.read_bytes()).hexdigest() for each in (published, built)]
+    lock = f"# by docker/lock\na-b==1.0 \\\n    --hash=sha256:{digests[0]}\nc-d==2.0 \\\n    --hash=sha256:{'0' * 64}\n"
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "x.lock").write_text(lock)
+    subprocess.run(
+        [sys.executable, DOCKER / "wheelhouse-locks", tmp_path, tmp_path / "locks" / "x.lock"],
+        check=True,
+        timeout=60,
+    )
+    pins = pins_of(tmp_path / "x.lock")
+    assert pins["a-b"] == ("1.0", [f"--hash=sha256:{digests[0]}"])
+    assert sorted(pins["c-d"][1]) == sorted(
+        [f"--hash=sha256:{'0' * 64}", f"--hash=sha256:{digests[1]}"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.http.responses import StreamResponse
-from storm_dagster.http.server import HttpService, listen
+from storm_dagster.http.server import MAX_HEAD_BYTES, HttpService, listen
+from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.testing.waiting import eventually
 
 
@@ -49,6 +51,53 @@ def port() -> Iterator[int]:
     service.start()
     yield listener.getsockname()[1]
     service.stop()
+
+
+def head_of(size: int) -> bytes:
+    """A request whose head has so many bytes."""
+    start = b"GET /?q HTTP/1.1\r\nhost: localhost\r\nx: "
+    return start + b"a" * (size - len(start) - 4) + b"\r\n\r\n"
+
+
+def answer_to(port: int, sent: bytes) -> bytes:
+    """First bytes of the answer; empty if the connection is closed without one."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+        try:
+            link.sendall(sent)
+            return link.recv(12)
+        except ConnectionError:
+            return b""
+
+
+def test_a_head_of_64_kib_is_served_and_a_larger_one_is_not(port: int, tmp_path: Path) -> None:
+    """At the service that nimbus, supervisors and Dagster's web page are served by."""
+    assert MAX_HEAD_BYTES == 64 * 1024
+    conf = load_cluster_conf(None, {"supervisor.http.port": 0})
+    supervisor = LogService(conf, tmp_path, "s1")
+    supervisor.start(lambda: ())
+    try:
+        for each in (port, supervisor.port):
+            served = answer_to(each, head_of(MAX_HEAD_BYTES))
+            assert served.startswith(b"HTTP/1.1 ") and served != b"HTTP/1.1 431"
+            for size in (MAX_HEAD_BYTES + 1, 100_000, 200_000):
+                assert answer_to(each, head_of(size)) in (b"HTTP/1.1 431", b""), size
+            assert answer_to(each, head_of(1_000_000)[:-4]) == b"", "it is never complete"
+    finally:
+        supervisor.stop()
+
+
+def test_a_body_and_further_requests_are_no_part_of_a_head(port: int) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        for _ in range(3):
+            assert client.post("/echo", content=b"x" * 300_000).text == "300000"
+    pipelined = b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 30_000 + b"\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+        link.sendall(3 * pipelined)
+        received = b""
+        while received.count(b"\r\n\r\nok") < 3:
+            chunk = link.recv(65536)
+            assert chunk, received
+            received += chunk
 
 
 @pytest.mark.parametrize(

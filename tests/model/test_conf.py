@@ -225,14 +225,35 @@ def test_every_key_has_a_reader() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "db.encryption_key",
-        "kafka.ssl.key",
-        "sas.signature",
-        "spark.kerberos.keytab",
-        "proxy.auth",
-        "bearer",
-        "card.pin",
-        "alert.webhook",
+        *("db.password", "DB_PASSWD", "pgpass.passwd", "db.pwd", "MYSQL_PWD", "key.passphrase"),
+        *(
+            "client_secret",
+            "SecretKey",
+            "oauth2.token",
+            "GITHUB_TOKEN",
+            "x-auth-token",
+            "proxy.auth",
+        ),
+        *(
+            "aws_access_key_id",
+            "AWS_SECRET_ACCESS_KEY",
+            "access-key",
+            "apikey",
+            "API_KEY",
+            "api.key",
+        ),
+        *("db.encryption_key", "encryptionKey", "kafka.ssl.key", "SSL_KEY", "tls.private.key"),
+        *(
+            "privateKey",
+            "rsa.private",
+            "signing_key",
+            "azure.account-key",
+            "shared_key",
+            "masterkey",
+        ),
+        *("client.key.pem", "sas.signature", "spark.kerberos.keytab", "http.bearer", "card.pin"),
+        *("google.credentials", "session_cookie", "sasl.jaas.config", "http.authorization"),
+        *("alert.webhook", "SLACK_WEBHOOK_URL", "digest.payload", "my.storm.secret"),
     ],
 )
 def test_telltale_names_hide_their_values(key: str) -> None:
@@ -246,6 +267,18 @@ def test_harmless_names_and_values_are_shown() -> None:
         "authors": ["ann"],
         "arguments": ["--level", "3"],
         "spinner": "x",
+        "db.passwd.file": "/run/secrets/db",
+        "access.token.secs": 3600,
+        "token_ttl": 60,
+        "secret.count": 2,
+        "password.enabled": "yes",
+        "storm.zookeeper.ssl.truststore.path": "/etc/ca.pem",
+        "kafka.ssl.keystore.location": "/etc/keystore",
+        "shipping": "x",
+        "private.network": "10.0.0.0/8",
+        "keys": ["a"],
+        "partition.key": "user",
+        "author": "ann",
     }
     assert mask(shown) == shown
 
@@ -255,5 +288,9 @@ def test_secrets_among_arguments_and_addresses_are_hidden() -> None:
     assert mask({"command": arguments}) == {
         "command": ["run", "--password", HIDDEN, f"--db-token={HIDDEN}", "--level", "3"]
     }
-    hook = "https://hooks.slack.com/services/T000/B000/planted"
-    assert "planted" not in mask(hook)
+    for hook in (
+        "https://hooks.slack.com/services/T000/B000/planted",
+        "https://discord.com/api/webhooks/1/planted",
+        "https://x.webhook.office.com/webhookb2/planted",
+    ):
+        assert "planted" not in mask({"alert.url": f"see {hook}"})["alert.url"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.host.cgroups import cgroup_of, may_make_cgroups
 from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.operations.read import exposures as security_report
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
@@ -70,6 +71,16 @@ def test_a_cluster_without_any_conf(home: Path) -> None:
     assert {only(rows[name])[0] for name in ("TLS", "ZooKeeper", "HOME", "Spark", "Dagster")} == {
         "ok"
     }
+
+
+def test_where_children_may_outlive_their_worker(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    can_make_cgroups = may_make_cgroups(cgroup_of("self"))
+    assert only(found(home)["children"])[0] == ("ok" if can_make_cgroups else "warning")
+    monkeypatch.setattr(security_report, "cgroup_of", lambda _: None)
+    state, text = only(found(home)["children"])
+    assert state == "warning" and "outlives it" in text
 
 
 def test_where_the_kernel_names_no_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

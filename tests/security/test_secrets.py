@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import time
 from collections.abc import Callable
@@ -15,8 +16,11 @@ from storm_dagster.api.spark.session import worker_session
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.conf import (
     CONF_KEYS,
+    HARMLESS_ENDS,
     HIDDEN,
     SECRET_KEYS,
+    SECRET_PARTS,
+    SECRET_WORDS,
     is_secret_key,
     mask,
     parse_assignments,
@@ -136,6 +140,29 @@ PLANTED: dict[str, object] = {
     "my.headers": ["Authorization: Bearer planted-planted"],
     "deep": [{"a": [{"api_token": "planted"}]}],
 }
+
+
+def test_the_page_lists_the_telltale_parts() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    listed = page.partition("\nTelltale names")[2].partition("\nGive a secret")[0]
+    rules = [set(re.findall(r"`([a-z ]+)`", rule)) for rule in listed.split("\n* ")[1:]]
+    assert rules == [set(SECRET_PARTS), set(SECRET_WORDS), set(HARMLESS_ENDS)]
+
+
+def test_the_table_and_not_the_name_decides_on_a_known_key() -> None:
+    assert {
+        "storm.secret",
+        "storm.zookeeper.auth.payload",
+        "storm.zookeeper.ssl.keystore.password",
+        "dagster.graphql.headers",
+    } == SECRET_KEYS
+    assert all(is_secret_key(key) for key in SECRET_KEYS)
+    shown = [key for key, conf_key in CONF_KEYS.items() if not conf_key.secret]
+    assert not any(is_secret_key(key) for key in shown)
+    for key, conf_key in CONF_KEYS.items():
+        assert conf_key.doc.endswith("Secret") == conf_key.secret, f"the reference on {key}"
+    unnamed = [key for key in CONF_KEYS if key not in SECRET_KEYS and is_secret_key(f"my.{key}")]
+    assert unnamed == [], "its name says secret, the table does not"
 
 
 def test_no_planted_value_is_shown_in_a_conf_or_in_metadata() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.slots.model import Work, Worker, desired_slots
+from storm_dagster.host.cgroups import Cgroup
 from storm_dagster.host.clock import boot_id
 from storm_dagster.host.processes import start_ticks
 from storm_dagster.model.conf import default_conf
@@ -24,6 +25,7 @@ from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
+from storm_dagster.supervisor.worker_cgroups import WorkerCgroup
 from storm_dagster.testing.waiting import eventually
 
 MIB = 2**20
@@ -72,16 +74,21 @@ def code(tmp_path: Path) -> Path:
     return folder
 
 
-def guard(told: list[tuple[str, int, str]], cgroups: Path, **conf: Any) -> MemoryGuard:
+def guard(told: list[tuple[str, int, str]], **conf: Any) -> MemoryGuard:
     values = {**default_conf(), "supervisor.worker.memory.enforce": True, **conf}
-    return MemoryGuard(values, lambda *error: told.append(error), cgroups)
+    return MemoryGuard(values, lambda *error: told.append(error))
+
+
+def put_into(group: Path, worker: LiveWorker) -> None:
+    """Files in the place of the kernel's become the worker's cgroup."""
+    worker.process = replace(worker.process, cgroup=WorkerCgroup(Cgroup(group)))
 
 
 def test_a_worker_over_its_memory_ends_with_both_numbers_named(
-    eat: Callable[[int], LiveWorker], tmp_path: Path
+    eat: Callable[[int], LiveWorker],
 ) -> None:
     told: list[tuple[str, int, str]] = []
-    watching = guard(told, tmp_path / "no" / "cgroups")
+    watching = guard(told)
     modest = eat(20 * MIB)
     watching.check([modest], 1.0, SIZE)
     assert modest.process.alive() and not told
@@ -96,10 +103,10 @@ def test_a_worker_over_its_memory_ends_with_both_numbers_named(
 
 
 def test_a_worker_that_outlives_its_end_is_reported_once(
-    eat: Callable[[int], LiveWorker], tmp_path: Path
+    eat: Callable[[int], LiveWorker],
 ) -> None:
     told: list[tuple[str, int, str]] = []
-    watching = guard(told, tmp_path / "no" / "cgroups")
+    watching = guard(told)
     greedy = eat(200 * MIB)
     # A KILL takes effect only when the kernel gives the process up, which may wait for a disk.
     # This one is not reached by it, since its record has another start.
@@ -127,6 +134,9 @@ def test_each_worker_has_the_size_that_it_is_placed_with(
         "cgroup/w6900/memory.max",
     ):
         (tmp_path / file).touch()
+    for file in ("memory.oom.group", "cgroup.kill", "cgroup.procs"):
+        (groups / "w6900" / file).touch()
+    put_into(groups / "w6900", workers[6900])
 
     def place(**memory: int) -> dict[tuple[str, int], WorkerSlot]:
         slots = [
@@ -142,7 +152,7 @@ def test_each_worker_has_the_size_that_it_is_placed_with(
         assignment = Assignment.model_construct(code_dir="wc-1-1", workers=tuple(slots), restarts=0)
         return dict(desired_slots({"wc-1-1": assignment}, "s1").workers)
 
-    watching = guard(told, groups)
+    watching = guard(told)
     # The largest size of the topology, which only the worker of the topology master has, is not
     # everybody's.
     watching.check([*workers.values()], 1.0, place(w6900=120 * MIB, w6901=40 * MIB))
@@ -158,11 +168,11 @@ def test_each_worker_has_the_size_that_it_is_placed_with(
 
 
 def test_the_memory_is_a_label_unless_it_is_enforced(
-    eat: Callable[[int], LiveWorker], tmp_path: Path
+    eat: Callable[[int], LiveWorker],
 ) -> None:
     told: list[tuple[str, int, str]] = []
     greedy = eat(200 * MIB)
-    guard(told, tmp_path, **{"supervisor.worker.memory.enforce": False}).check([greedy], 1.0, SIZE)
+    guard(told, **{"supervisor.worker.memory.enforce": False}).check([greedy], 1.0, SIZE)
     assert default_conf()["supervisor.worker.memory.enforce"] is False
     assert greedy.process.alive() and not told
 
@@ -175,7 +185,7 @@ def test_a_cgroup_holds_the_worker_where_one_can_be_made(
     group = top / "storm_dagster" / "w1"
     group.mkdir(parents=True)
     (top / "cgroup.controllers").write_text("cpu memory pids")
-    names = ["memory.max", "memory.oom.group", "cgroup.procs"]
+    names = ["memory.max", "memory.oom.group"]
     for file in (
         top / "cgroup.subtree_control",
         group.parent / "cgroup.subtree_control",
@@ -183,14 +193,11 @@ def test_a_cgroup_holds_the_worker_where_one_can_be_made(
     ):
         file.touch()
     told: list[tuple[str, int, str]] = []
-    watching = guard(told, group.parent)
+    watching = guard(told)
     worker = eat(20 * MIB)
+    put_into(group, worker)
     watching.check([worker], 1.0, SIZE)
-    assert [(group / name).read_text() for name in names] == [
-        str(100 * MIB),
-        "1",
-        str(worker.process.pid),
-    ]
+    assert [(group / name).read_text() for name in names] == [str(100 * MIB), "1"]
     (group / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
     (group / "memory.peak").write_text(str(100 * MIB))
     watching.check([], 2.0, {})

@@ -31,8 +31,6 @@ from storm_dagster.supervisor.processes import (
     LiveWorker,
     ProcessWatch,
     WorkerProcess,
-    end_session,
-    session_members,
 )
 from storm_dagster.testing.waiting import eventually
 
@@ -237,18 +235,6 @@ def test_a_reused_pid_is_never_signalled() -> None:
     finally:
         process.kill()
         process.wait()
-
-
-def test_what_a_worker_started_ends_with_it() -> None:
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", "sleep 600 & sleep 600 & wait"], start_new_session=True
-    )
-    worker = as_worker(process)
-    eventually(lambda: len(session_members(process.pid)) == 2, what="its children")
-    process.kill()
-    process.wait()
-    assert end_session(worker) == 2
-    eventually(lambda: not session_members(process.pid), what="their end")
 
 
 def test_the_command_is_a_list_and_the_environment_has_the_archive_first(tmp_path: Path) -> None:

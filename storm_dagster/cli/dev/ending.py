@@ -18,6 +18,7 @@ from storm_dagster.host.clock import boot_id
 from storm_dagster.host.forks import fork_folder
 from storm_dagster.host.processes import Process, RunFile, processes, run_dir, signal_exactly
 from storm_dagster.host.waiting import poll
+from storm_dagster.supervisor.worker_cgroups import end_leftovers
 
 GRACE_SECS = 10.0
 """Time from TERM to KILL."""
@@ -130,6 +131,12 @@ def kill_family(
     return survivors
 
 
+def _end_leftovers(home: Path) -> None:
+    """End what the workers of this HOME have left: no supervisor lives that does it."""
+    for folder in (home / "workers").glob("*"):
+        end_leftovers(folder)
+
+
 def end_cluster(
     home: Path,
     *,
@@ -164,6 +171,7 @@ def end_cluster(
         if any(record.alive() for record in wave):
             _end(wave, grace, hurry)
             reap()
+    _end_leftovers(home)
     # Now only descendants live: Dagster's code servers and runs, shell components, Spark's Python.
     survivors = kill_family(home, records, reap)
     if not survivors:

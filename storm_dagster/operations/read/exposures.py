@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from storm_dagster.host.cgroups import cgroup_of, may_make_cgroups
 from storm_dagster.host.endpoints import ClusterFile
+from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf, mask_text, seed_urls
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.security.exposure import address_beyond_loopback
@@ -258,6 +260,24 @@ def _access_tokens(place: ClusterPlace) -> dict[str, Any] | None:
     return None
 
 
+def _children(place: ClusterPlace) -> Iterator[HealthResult]:
+    """Check that no process of a topology outlives its worker on this host."""
+    # With a supervisor in this HOME its cgroup counts, not that of the shell.
+    supervisors = [record for record in RunFile.read_all(place.home) if record.role == "supervisor"]
+    pids = [record.pid for record in supervisors if record.alive()]
+    parents = {cgroup_of(pid) for pid in pids or ("self",)}
+    if all(may_make_cgroups(parent) for parent in parents):
+        yield "ok", "each worker has a cgroup (v2), which ends with it and all its children", ""
+        return
+    yield (
+        "warning",
+        "supervisors here cannot make cgroups (v2): a child that leaves the session, the parents "
+        "and the environment of its worker within seconds outlives it",
+        "run supervisors as root, or in a systemd unit with Delegate=yes, and mount "
+        "/sys/fs/cgroup writable in containers",
+    )
+
+
 def exposures(place: ClusterPlace) -> dict[str, Callable[[ClusterPlace], Iterator[HealthResult]]]:
     """The checks by name.
 
@@ -273,4 +293,5 @@ def exposures(place: ClusterPlace) -> dict[str, Callable[[ClusterPlace], Iterato
         "Dagster": _dagster,
         "workers": _workers,
         "tokens": _tokens,
+        "children": _children,
     }

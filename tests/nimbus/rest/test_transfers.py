@@ -150,6 +150,7 @@ def test_garbage_and_endless_heads_cost_nothing(http: httpx.Client, nimbus: Nimb
         with pytest.raises(OSError):
             for number in range(4000):
                 link.sendall(b"X-%d: %s\r\n" % (number, b"a" * 16_000))
+    assert http.get("/healthz", headers={"X": "a" * 100_000}).status_code == 431
     assert http.get("/healthz").status_code == 200
     assert psutil.Process().memory_info().rss - before < 30e6
     assert "x" not in held(http)

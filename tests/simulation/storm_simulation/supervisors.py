@@ -58,6 +58,8 @@ class SimulatedWorkerProcess:
     start_ticks: int
     boot_id: str
     child: object = None
+    worker_id: str = ""
+    cgroup: object = None
 
     def _found(self) -> Process | None:
         process = _cluster[-1].processes.get(self.pid)

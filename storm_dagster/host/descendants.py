@@ -1,0 +1,151 @@
+"""Descendants of a worker, where it has no cgroup: by marks, sessions and parents.
+
+A worker is started with its id in a variable of its environment (:data:`MARK`). Its children
+inherit the variable, and the kernel shows it for as long as a process lives, in whatever session
+and with whatever parent. A child that starts a program with another environment is found by its
+parent or session, if it was seen before it lost both.
+
+Every rule is certain: a process of another origin never matches.
+"""
+
+import os
+import signal
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from storm_dagster.host.processes import signal_exactly
+
+MARK = "STORM_DAGSTER_WORKER"
+"""Variable of a worker's environment with its id, which is random and new for every start."""
+_MAX_ROUNDS = 10
+"""Rounds of signals, for processes that fork while they are ended."""
+
+
+class ProcessEntry(NamedTuple):
+    """One live process of Linux."""
+
+    pid: int
+    start_ticks: int
+    parent: int
+    session: int
+
+
+Identity = tuple[int, int]
+"""Pid and start of a process."""
+
+
+def process_table() -> dict[int, ProcessEntry]:
+    """All live processes by pid; zombies are left out."""
+    table: dict[int, ProcessEntry] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stream:
+                raw = stream.read()
+        except OSError:
+            continue
+        # The command's name may contain brackets and blanks; see proc_pid_stat(5).
+        fields = raw[raw.rfind(b")") + 2 :].split()
+        if len(fields) < 20 or fields[0] in (b"Z", b"X"):
+            continue
+        pid = int(name)
+        table[pid] = ProcessEntry(pid, int(fields[19]), int(fields[1]), int(fields[3]))
+    return table
+
+
+def descendants(
+    table: Mapping[int, ProcessEntry],
+    roots: Collection[Identity],
+    sessions: Collection[int] = (),
+) -> dict[int, ProcessEntry]:
+    """The live processes of ``roots`` and of ``sessions``, and all that descend from them.
+
+    A child of a member is a member, and so is each process of a session that a member leads: it
+    descends from the leader. ``sessions`` are those of which each process descends from a root,
+    though their leader may be gone.
+    """
+    members: dict[int, ProcessEntry] = {}
+    for pid, ticks in roots:
+        entry = table.get(pid)
+        if entry is not None and entry.start_ticks == ticks:
+            members[pid] = entry
+    size = -1
+    while len(members) > size:
+        size = len(members)
+        for pid, entry in table.items():
+            if pid in members:
+                continue
+            parent = members.get(entry.parent)
+            is_child = parent is not None and parent.start_ticks <= entry.start_ticks
+            if is_child or entry.session in members or entry.session in sessions:
+                members[pid] = entry
+    return members
+
+
+def seen_descendants(
+    table: Mapping[int, ProcessEntry], worker: Identity, seen: Collection[Identity]
+) -> set[Identity]:
+    """The live descendants of a worker by the tree of processes, without the worker.
+
+    ``seen`` are those of an earlier table. While one of them lives, the kernel gives the number of
+    its session to no other process, and each process of that session descends from the worker: the
+    worker leads its own session, so that its descendants are in that or in later ones.
+    """
+    members = descendants(table, {worker, *seen}, _sessions_of(table, seen))
+    identities = {(entry.pid, entry.start_ticks) for entry in members.values()}
+    return identities - {worker}
+
+
+def _sessions_of(table: Mapping[int, ProcessEntry], seen: Collection[Identity]) -> set[int]:
+    """The sessions of those of ``seen`` that live."""
+    sessions: set[int] = set()
+    for pid, ticks in seen:
+        entry = table.get(pid)
+        if entry is not None and entry.start_ticks == ticks:
+            sessions.add(entry.session)
+    return sessions
+
+
+def marked(table: Iterable[ProcessEntry], worker_id: str) -> set[Identity]:
+    """The processes that were started with the mark of that worker.
+
+    Processes whose environment this user may not read are left out.
+    """
+    line = f"{MARK}={worker_id}".encode()
+    processes: set[Identity] = set()
+    for entry in table:
+        try:
+            with open(f"/proc/{entry.pid}/environ", "rb") as stream:
+                environment = stream.read()
+        except OSError:
+            continue
+        if line in environment.split(b"\0"):
+            processes.add((entry.pid, entry.start_ticks))
+    return processes
+
+
+def kill_descendants(worker_id: str, seen: Collection[Identity] = (), session: int = 0) -> int:
+    """KILL all that descends from a dead worker, and return the number of processes.
+
+    ``seen`` are descendants that were seen before. ``session`` is the pid of the worker, unless
+    another process has that pid by now. A worker without an id has no mark.
+    """
+    ended: set[Identity] = set()
+    for _ in range(_MAX_ROUNDS):
+        table = process_table()
+        sessions = _sessions_of(table, seen)
+        if session:
+            sessions.add(session)
+        roots = {*seen, *ended}
+        if worker_id:
+            roots |= marked(table.values(), worker_id)
+        members = descendants(table, roots, sessions).values()
+        identities = {(entry.pid, entry.start_ticks) for entry in members}
+        identities -= ended
+        if not identities:
+            break
+        for pid, ticks in identities:
+            signal_exactly(pid, ticks, signal.SIGKILL)
+        ended |= identities
+    return len(ended)
