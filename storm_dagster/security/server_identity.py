@@ -25,6 +25,7 @@ from storm_dagster.security.peers import (
 __all__ = [
     "DAEMON_USER",
     "NEEDS_PROOF",
+    "NOTHING_SENT",
     "PEER_USERS",
     "PLAINTEXT_PEERS",
     "PlaintextPeer",
@@ -37,6 +38,8 @@ PEER_USERS = "storm.security.peer.users"
 """Key of the users, beside this process's own and root, whose servers are trusted."""
 PLAINTEXT_PEERS = "storm.security.plaintext.peers"
 """Key of the servers off this machine that are called without TLS in spite of a secret."""
+NOTHING_SENT = "is sent nothing"
+"""Words in the message of each :class:`UntrustedServer`."""
 DAEMON_USER = "storm.security.daemon.user"
 """Key, in the conf of a worker, of the user id of the supervisor that started it."""
 NEEDS_PROOF = "storm.security.needs.proof"
@@ -198,40 +201,42 @@ class TrustedServers:
             self._check_owner(owner, server)
         elif can_identify_peers():
             raise UntrustedServer(
-                f"{server} is sent nothing, because no process of this machine holds the other end "
+                f"{server} {NOTHING_SENT}, because no process of this machine holds the other end "
                 "of the connection: try again; if something forwards the port to another machine, "
                 "use TLS (storm.tls.*), or call that machine"
             )
         elif not (signed and self.needs_proof):
             remedy = "use TLS (storm.tls.*)" if self.needs_proof or not signed else _SECRET
             raise UntrustedServer(
-                f"{server} is sent nothing, because this system does not say which user listens "
+                f"{server} {NOTHING_SENT}, because this system does not say which user listens "
                 f"there: {remedy}"
             )
 
-    def check_socket(self, link: socket.socket, *, server: str, name: str = "") -> None:
+    def check_socket(
+        self, link: socket.socket, *, server: str, name: str = "", signed: bool = False
+    ) -> None:
         """As :meth:`check`, of the two ends of a connected socket."""
         try:
             own, peer = link.getsockname(), link.getpeername()
         except OSError as error:
             raise UntrustedServer(
-                f"{server} is sent nothing, because the connection broke at once "
+                f"{server} {NOTHING_SENT}, because the connection broke at once "
                 f"({error.strerror}): try again"
             ) from None
-        self.check(own, peer, server=server, name=name)
+        self.check(own, peer, server=server, name=name, signed=signed)
 
     def _check_owner(self, owner: int, server: str) -> None:
         """Check the user of the process at the other end."""
         if owner in unknown_users():
             raise UntrustedServer(
-                f"{server} is sent nothing, because a user outside this user namespace listens "
+                f"{server} {NOTHING_SENT}, because a user outside this user namespace listens "
                 "there: run both in one namespace, or use TLS (storm.tls.*)"
             )
         if owner in self.users:
             return
         trusted = ", ".join(user_name(uid) for uid in sorted(self.users))
         raise UntrustedServer(
-            f"{server} is sent nothing, because it belongs to user {user_name(owner)}, not to "
+            f"{server} {NOTHING_SENT}, because it belongs to user {user_name(owner)}, not to "
             f"{trusted}: end that process; or, if it is of this cluster, add the line "
             f"`{PEER_USERS}: [{_name_or_id(owner)}]` to storm.yaml"
         )
@@ -246,7 +251,7 @@ class TrustedServers:
         shown = name or host
         shown = f"[{shown}]" if ":" in str(shown) else shown
         raise UntrustedServer(
-            f"{server} is sent nothing, because it is on another machine, is called without TLS, "
+            f"{server} {NOTHING_SENT}, because it is on another machine, is called without TLS, "
             "and this cluster has a secret: use TLS (storm.tls.*), or, in a network that you "
             f"trust, add the line `{PLAINTEXT_PEERS}: ['{shown}:{port}']` to storm.yaml"
         )
