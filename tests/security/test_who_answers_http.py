@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import pwd
+import re
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from storm_dagster.cli.dev import readiness
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.leader import is_nimbus
-from storm_dagster.model.conf import default_conf
+from storm_dagster.model.conf import CONF_KEYS, default_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.security import server_identity
@@ -282,6 +283,30 @@ def test_a_secret_needs_tls_or_a_named_network_off_this_machine(
     with httpx.Client(timeout=patience(20), **Security.of(named).client_options()) as http:
         assert http.get(url).json() == {}
     thread.join()
+
+
+def test_a_topology_names_no_server_that_gets_a_credential_of_the_cluster() -> None:
+    """A URL of a topology's conf brings its own credential; any other address is the cluster's."""
+    names_a_server = re.compile(r"url|remote|seeds|servers|endpoint|headers|peer|host\b|blobstore")
+    of_topologies = {
+        key
+        for key, conf_key in CONF_KEYS.items()
+        if names_a_server.search(key) and conf_key.setter != "cluster"
+    }
+    assert of_topologies == {"topology.spark.remote"}
+    limited = {"storm.security.peer.users", "storm.security.plaintext.peers", "nimbus.seeds"}
+    assert all(CONF_KEYS[key].setter == "cluster" for key in limited)
+
+
+def test_a_worker_sends_its_events_by_the_conf_of_the_cluster_alone() -> None:
+    """The conf of its topology may say whom to trust as it likes."""
+    tree = ast.parse((PACKAGE / "worker/dataplane/events.py").read_text(encoding="utf-8"))
+    read = {
+        ast.unparse(node.args[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Security.of"
+    }
+    assert read == {"self.spec.conf"}
 
 
 def test_a_worker_without_the_secret_knows_that_there_is_one() -> None:
