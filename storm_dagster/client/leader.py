@@ -9,14 +9,14 @@ import httpx
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import (
     NOT_LEADING_HEADER,
+    NOTHING_SENT,
     InvalidRequest,
     NotLeading,
     StormDagsterError,
     Unavailable,
     error_from_document,
+    untrusted,
 )
-from storm_dagster.security.checked_http import UntrustedConnection, untrusted
-from storm_dagster.security.server_identity import NOTHING_SENT
 
 _HEALTH_SECS = 3.0
 """Maximum time in which a nimbus answers ``/healthz``."""
@@ -71,11 +71,9 @@ def find_leader(http: httpx.Client, urls: Iterable[str]) -> tuple[str | None, st
     for url in urls:
         try:
             document = read_health(http, url)
-        except UntrustedConnection as error:
-            states.append(str(error))
-            continue
         except (httpx.HTTPError, ValueError) as error:
-            states.append(f"{url}: {type(error).__name__}")
+            refusal = untrusted(error)
+            states.append(refusal.message if refusal else f"{url}: {type(error).__name__}")
             continue
         if not isinstance(document, dict):
             states.append(f"{url}: not a nimbus")

@@ -135,6 +135,22 @@ NOT_LEADING_HEADER = "X-Storm-Not-Leading"
 """Header of a response to a write that was refused because the nimbus does not lead; ``true``."""
 
 
+class UntrustedServer(Unavailable):
+    """A server is not known to be of the cluster, and was sent nothing.
+
+    Another one, or this one later, may be: clients treat it like one that does not answer.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The name by which documents and clients know it."""
+        return Unavailable.__name__
+
+
+NOTHING_SENT = "is sent nothing"
+"""Words in the message of each :class:`UntrustedServer`."""
+
+
 class MissingPart(Unavailable, ImportError):
     """A distribution that this host was installed without is needed here."""
 
@@ -173,6 +189,7 @@ ERRORS: tuple[type[StormDagsterError], ...] = (
     AlreadyAlive,
     Unavailable,
     NotLeading,
+    UntrustedServer,
     MissingPart,
     Fenced,
     Corrupt,
@@ -197,3 +214,13 @@ def error_from_document(document: Any) -> StormDagsterError:
     return _BY_NAME.get(str(error.get("type")), StormDagsterError)(
         str(error.get("message", "no message"))
     )
+
+
+def untrusted(error: BaseException) -> UntrustedServer | None:
+    """The refusal that caused an error of a client library; ``None`` if another reason did."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UntrustedServer):
+            return cause
+        cause = cause.__cause__
+    return None

@@ -13,7 +13,8 @@ from typing import Any
 import httpcore
 import httpx
 
-from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
+from storm_dagster.model.errors import UntrustedServer
+from storm_dagster.security.server_identity import TrustedServers
 
 # As httpx sets them by default.
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=5.0)
@@ -29,13 +30,9 @@ _FAILURES = (
 class UntrustedConnection(httpx.ConnectError):
     """A connection to a server that is not known to be of the cluster, and was sent nothing.
 
-    Whoever handles a refused connection handles it as well.
+    Whoever handles a refused connection handles it as well. Its cause is the
+    :class:`UntrustedServer`.
     """
-
-
-def untrusted(error: Exception) -> UntrustedServer | None:
-    """The refusal that ended a request; ``None`` if it failed for another reason."""
-    return UntrustedServer(str(error)) if isinstance(error, UntrustedConnection) else None
 
 
 class _CheckedBackend(httpcore.NetworkBackend):
@@ -68,7 +65,7 @@ class _CheckedBackend(httpcore.NetworkBackend):
             )
         except UntrustedServer as error:
             stream.close()
-            raise UntrustedConnection(error.message) from None
+            raise UntrustedConnection(error.message) from error
         except BaseException:
             stream.close()
             raise

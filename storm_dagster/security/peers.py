@@ -9,10 +9,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from storm_dagster.security.settings import Security
+from typing import Any, Protocol
 
 # Constants of the kernel's sock_diag interface: NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY,
 # NLM_F_REQUEST and NLMSG_ERROR.
@@ -261,7 +258,16 @@ def can_identify_peers() -> bool:
         return is_own_peer(server.getsockname(), client.getsockname())
 
 
-def owners_only(security: "Security") -> bool:
+class _Security(Protocol):
+    """The part of a process's security that is read here."""
+
+    @property
+    def configured(self) -> bool:
+        """True if clients must authenticate."""
+        ...
+
+
+def owners_only(security: _Security) -> bool:
     """True if a port accepts only connections of this user and root.
 
     This is so if no secret is configured and the kernel names the users of connections.

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.errors import NOTHING_SENT, InvalidRequest, UntrustedServer
 from storm_dagster.security.peers import (
     can_identify_peers,
     is_of_this_machine,
@@ -25,7 +25,6 @@ from storm_dagster.security.peers import (
 __all__ = [
     "DAEMON_USER",
     "NEEDS_PROOF",
-    "NOTHING_SENT",
     "PEER_USERS",
     "PLAINTEXT_PEERS",
     "Answering",
@@ -39,24 +38,10 @@ PEER_USERS = "storm.security.peer.users"
 """Key of the users, beside this process's own and root, whose servers are trusted."""
 PLAINTEXT_PEERS = "storm.security.plaintext.peers"
 """Key of the servers off this machine that are called without TLS in spite of a secret."""
-NOTHING_SENT = "is sent nothing"
-"""Words in the message of each :class:`UntrustedServer`."""
 DAEMON_USER = "storm.security.daemon.user"
 """Key, in the conf of a worker, of the user id of the supervisor that started it."""
 NEEDS_PROOF = "storm.security.needs.proof"
 """Key, in the conf of a worker, that says whether the cluster has a secret."""
-
-
-class UntrustedServer(Unavailable):
-    """A server is not known to be of the cluster, and was sent nothing.
-
-    Another one, or this one later, may be: clients treat it like one that does not answer.
-    """
-
-    @property
-    def kind(self) -> str:
-        """The name by which documents and clients know it."""
-        return Unavailable.__name__
 
 
 @dataclass(frozen=True)
@@ -73,13 +58,13 @@ class PlaintextPeer:
     @staticmethod
     def parse(text: str) -> "PlaintextPeer":
         """Read an entry. Raises :class:`InvalidRequest` for one that is none of the three."""
-        remedy = f"{PLAINTEXT_PEERS}: {text!r:.80} is no host, host:port or network (10.0.0.0/8)"
+        problem = f"{PLAINTEXT_PEERS}: {text!r:.80} is no host, host:port or network (10.0.0.0/8)"
         entry = text.strip().lower()
         if "/" in entry:
             try:
                 return PlaintextPeer(text, network=ipaddress.ip_network(entry))
             except ValueError as error:
-                raise InvalidRequest(f"{remedy}: {error}") from None
+                raise InvalidRequest(f"{problem}: {error}") from None
         address = _address_of(entry.strip("[]"))
         if address is not None:
             return PlaintextPeer(text, host=str(address))
@@ -90,7 +75,7 @@ class PlaintextPeer:
         has_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
         is_host = bool(host) and " " not in host and (":" not in host or _address_of(host))
         if not is_host or (colon and not has_port):
-            raise InvalidRequest(f"{remedy}: correct it")
+            raise InvalidRequest(f"{problem}: correct it")
         address = _address_of(host)
         return PlaintextPeer(text, host=str(address or host), port=int(port) if colon else None)
 

@@ -26,7 +26,7 @@ from storm_dagster.security.server_identity import (
 )
 from storm_dagster.testing.waiting import patience
 
-OWN, STRANGER, DAEMON = 1000, 1001, 1002
+OWN, OTHER, DAEMON = 1000, 1001, 1002
 TRUSTED = TrustedServers(frozenset({OWN, 0, DAEMON}))
 SECURED = TrustedServers(
     frozenset({OWN, 0}),
@@ -49,14 +49,14 @@ def decided(servers: TrustedServers, answering: Answering, **options: Any) -> st
 
 
 @pytest.mark.parametrize(
-    ("owner", "trusted"), [(OWN, True), (0, True), (DAEMON, True), (STRANGER, False)]
+    ("owner", "trusted"), [(OWN, True), (0, True), (DAEMON, True), (OTHER, False)]
 )
 @pytest.mark.parametrize("needs_proof", [False, True])
 def test_on_this_machine_the_owner_decides(owner: int, trusted: bool, needs_proof: bool) -> None:
     servers = TrustedServers(TRUSTED.users, needs_proof=needs_proof)
     refusal = decided(servers, Answering("127.0.0.1", 7621, owner=owner), signed=True)
     assert (refusal == "") is trusted
-    assert trusted or ("http://h:7621" in refusal and f"uid {STRANGER}" in refusal)
+    assert trusted or ("http://h:7621" in refusal and f"uid {OTHER}" in refusal)
 
 
 def test_the_refusal_of_another_user_says_the_line_to_write() -> None:
@@ -173,7 +173,7 @@ for line in sys.stdin:
 """
 
 
-class Stranger:
+class OtherUser:
     """A process of another user that listens at a port, and does what it is told."""
 
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
@@ -198,11 +198,11 @@ class Stranger:
 
 
 @pytest.fixture
-def stranger() -> Iterator[Callable[..., Stranger]]:
-    made: list[Stranger] = []
+def other_user() -> Iterator[Callable[..., OtherUser]]:
+    made: list[OtherUser] = []
 
-    def make(*arguments: Any) -> Stranger:
-        made.append(Stranger(*arguments))
+    def make(*arguments: Any) -> OtherUser:
+        made.append(OtherUser(*arguments))
         return made[-1]
 
     yield make
@@ -268,9 +268,9 @@ def test_an_address_that_ipv6_maps_is_the_same_address() -> None:
 @root
 @pytest.mark.usefixtures("way")
 def test_another_user_is_known_before_and_after_it_accepts(
-    stranger: Callable[..., Stranger],
+    other_user: Callable[..., OtherUser],
 ) -> None:
-    other = stranger()
+    other = other_user()
     with socket.create_connection(("127.0.0.1", other.port)) as link:
         nobody = pwd.getpwnam("nobody").pw_uid
         assert owner_of(link) == nobody
@@ -284,10 +284,10 @@ def test_another_user_is_known_before_and_after_it_accepts(
 @root
 @pytest.mark.usefixtures("way")
 def test_an_answer_of_who_has_left_is_not_taken_for_that_of_the_next_at_its_port(
-    stranger: Callable[..., Stranger],
+    other_user: Callable[..., OtherUser],
 ) -> None:
     """It answers before it is asked, ends, and the real server begins to listen at the port."""
-    other = stranger()
+    other = other_user()
     with socket.create_connection(("127.0.0.1", other.port)) as link:
         other.do("accept")
         other.do("close")

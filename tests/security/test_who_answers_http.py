@@ -27,8 +27,9 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.security import server_identity
 from storm_dagster.security.checked_http import UntrustedConnection
+from storm_dagster.security.object_stores import check_object_store
 from storm_dagster.security.peers import can_identify_peers
-from storm_dagster.security.server_identity import TrustedServers
+from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.settings import Security
 from storm_dagster.supervisor.localizer import Localizer
 from storm_dagster.testing.waiting import patience
@@ -314,6 +315,24 @@ def test_a_worker_without_the_secret_knows_that_there_is_one() -> None:
     servers = TrustedServers.of(conf)
     assert servers.needs_proof and 4711 in servers.users
     assert Security.of(conf).servers == servers
+
+
+@another_user
+def test_an_object_store_of_another_user_is_sent_nothing(
+    intruder: Callable[..., Intruder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = intruder()
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", other.url)
+    pytest.importorskip("s3fs")
+    with pytest.raises(UntrustedServer, match=rf"{other.url}.*nobody"):
+        check_object_store("s3://bucket/storm", TrustedServers())
+    assert other.received() == b""
+    check_object_store("memory://blobs", TrustedServers())
+    with pytest.raises(Unavailable, match="does not answer"):
+        check_object_store("s3://bucket/storm", TrustedServers())
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:1")
+    check_object_store("s3://bucket/storm", TrustedServers())
 
 
 # -- every client ------------------------------------------------------------------------------

@@ -25,8 +25,7 @@ import httpx
 
 from storm_dagster.host.files import read_private_file
 from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
-from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.security.checked_http import untrusted
+from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable, untrusted
 from storm_dagster.security.settings import Security, public_authorities
 from storm_dagster.security.signing import signer
 

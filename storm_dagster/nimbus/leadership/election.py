@@ -13,10 +13,9 @@ import httpx
 
 from storm_dagster.core.leader_priority import leader_decision
 from storm_dagster.host.waiting import Backoff
-from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.errors import StormDagsterError, Unavailable, untrusted
 from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.security.checked_http import untrusted
 from storm_dagster.security.settings import Security
 
 _log = logging.getLogger(__name__)

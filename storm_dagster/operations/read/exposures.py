@@ -165,7 +165,7 @@ def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
     # Without our credentials, as an untrusted client.
     untrusted_url = re.sub(r"(?<=://)[^/@]*@", "", url)
     is_open = False
-    stranger = ""
+    refusal = ""
     if url:
         query = {"query": "{__typename}"}
         transport = Security.of(place.conf).transport(public_authorities())
@@ -173,11 +173,11 @@ def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
             try:
                 is_open = http.post(untrusted_url, json=query).is_success
             except UntrustedConnection as error:
-                stranger = str(error)
+                refusal = str(error)
             except (httpx.HTTPError, httpx.InvalidURL):
                 is_open = False
-    if stranger:
-        problem, _, remedy = stranger.partition(": ")
+    if refusal:
+        problem, _, remedy = refusal.partition(": ")
         yield "warning", f"Dagster: {problem}", remedy
     elif is_open:
         remedy = "put an authenticating proxy before it, which also refuses requests of other sites"
