@@ -216,11 +216,6 @@ def error_from_document(document: Any) -> StormDagsterError:
     )
 
 
-def untrusted(error: BaseException) -> UntrustedServer | None:
-    """The refusal that caused an error of a client library; ``None`` if another reason did."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, UntrustedServer):
-            return cause
-        cause = cause.__cause__
-    return None
+def untrusted(error: Exception) -> UntrustedServer | None:
+    """The error as a refusal of an untrusted server; ``None`` for another reason."""
+    return error if isinstance(error, UntrustedServer) else None

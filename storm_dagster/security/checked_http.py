@@ -27,11 +27,10 @@ _FAILURES = (
 )
 
 
-class UntrustedConnection(httpx.ConnectError):
+class UntrustedConnection(httpx.ConnectError, UntrustedServer):
     """A connection to a server that is not known to be of the cluster, and was sent nothing.
 
-    Whoever handles a refused connection handles it as well. Its cause is the
-    :class:`UntrustedServer`.
+    Whoever handles a refused connection handles it as well.
     """
 
 
@@ -65,7 +64,7 @@ class _CheckedBackend(httpcore.NetworkBackend):
             )
         except UntrustedServer as error:
             stream.close()
-            raise UntrustedConnection(error.message) from error
+            raise UntrustedConnection(error.message) from None
         except BaseException:
             stream.close()
             raise
