@@ -78,10 +78,12 @@ RESERVED_KEYS: Final[Mapping[str, frozenset[LayerName]]] = {
 
 RESERVED_FAMILIES: Final[Mapping[str, frozenset[LayerName]]] = {
     "storm.zookeeper.": frozenset({"defaults", "cluster", "total"}),
+    "storm.security.": frozenset({"defaults", "cluster", "total"}),
 }
 """Prefix of keys -> the layers whose values count.
 
-The supervisor decides to which ZooKeeper, and as which user, a worker connects.
+The supervisor decides to which ZooKeeper, and as which user, a worker connects, and which servers
+it trusts.
 """
 
 

@@ -135,6 +135,22 @@ NOT_LEADING_HEADER = "X-Storm-Not-Leading"
 """Header of a response to a write that was refused because the nimbus does not lead; ``true``."""
 
 
+class UntrustedServer(Unavailable):
+    """A server is not known to be of the cluster, and was sent nothing.
+
+    Another one, or this one later, may be: clients treat it like one that does not answer.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The name by which documents and clients know it."""
+        return Unavailable.__name__
+
+
+NOTHING_SENT = "is sent nothing"
+"""Words in the message of each :class:`UntrustedServer`."""
+
+
 class MissingPart(Unavailable, ImportError):
     """A distribution that this host was installed without is needed here."""
 
@@ -173,6 +189,7 @@ ERRORS: tuple[type[StormDagsterError], ...] = (
     AlreadyAlive,
     Unavailable,
     NotLeading,
+    UntrustedServer,
     MissingPart,
     Fenced,
     Corrupt,
@@ -197,3 +214,8 @@ def error_from_document(document: Any) -> StormDagsterError:
     return _BY_NAME.get(str(error.get("type")), StormDagsterError)(
         str(error.get("message", "no message"))
     )
+
+
+def untrusted(error: Exception) -> UntrustedServer | None:
+    """The error as a refusal of an untrusted server; ``None`` for another reason."""
+    return error if isinstance(error, UntrustedServer) else None

@@ -221,6 +221,17 @@ def test_every_service_of_the_cluster_gets_the_secret_in_a_file() -> None:
         assert re.fullmatch(r"\$\{SECRETS:-\./secrets\}/\w+", secret["file"])
 
 
+def test_the_conf_names_every_service_that_is_called_without_tls() -> None:
+    """With a secret, services on other hosts that the conf does not name are sent nothing."""
+    named = set(load_cluster_conf(DOCKER)["storm.security.plaintext.peers"])
+    called = {
+        name
+        for name in SERVICES
+        if re.fullmatch(r"(zk|nimbus|supervisor)\d+|spark|spark-master|dagster-web", name)
+    }
+    assert named == called and {"zk3", "nimbus2", "supervisor3"} <= called
+
+
 def test_what_must_survive_lies_in_volumes() -> None:
     for name in ("zk1", "zk2", "zk3"):
         targets = {volume.split(":")[1] for volume in SERVICES[name]["volumes"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def test_supervisor_and_worker_see_the_conf_that_the_submission_saw(
         **submitted,
         "topology.max.spout.pending": None,
         "storm.zookeeper.root": "/forged",
+        "storm.security.peer.users": ["nobody"],
+        "storm.security.daemon.user": 4711,
         "my.key": None,
     }
     stored = normalize_conf(cluster, submitted, decode_topology(json.dumps(WORD_COUNT)), "a-1-1")
@@ -70,7 +73,10 @@ def test_supervisor_and_worker_see_the_conf_that_the_submission_saw(
     spec, environment = start(tmp_path, cluster, stored)
     assert f"COLOR={color}\n" in environment
     conf, _ = _load(spec)
+    # The supervisor tells its workers who it is, and nobody else trusts more servers for them.
+    accepted["storm.security.daemon.user"] = os.getuid()
     assert {key: conf[key] for key in accepted} == accepted
+    assert conf["storm.security.peer.users"] == []
     assert conf["topology.max.spout.pending"] is None and conf["topology.debug"] is True
     assert conf["storm.zookeeper.root"] == "/ours"
 

@@ -13,7 +13,7 @@ import httpx
 
 from storm_dagster.core.leader_priority import leader_decision
 from storm_dagster.host.waiting import Backoff
-from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.errors import StormDagsterError, Unavailable, untrusted
 from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.security.settings import Security
@@ -212,7 +212,7 @@ class Election:
             # Without a follower no other nimbus could lead, and resigning would not help.
             if self._unanswered >= _MAX_UNANSWERED and self._nimbus.leadership.followers():
                 self._unanswered = 0
-                return Unavailable(
+                return untrusted(error) or Unavailable(
                     f"{url} does not answer ({type(error).__name__}): see storm.local.hostname"
                 )
         else:

@@ -17,6 +17,7 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore
 from storm_dagster.security.exposure import address_beyond_loopback
+from storm_dagster.security.object_stores import check_object_store
 from storm_dagster.security.settings import Security
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
@@ -142,7 +143,8 @@ def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
     """Open the store of ``nimbus.blobstore.class``.
 
     It is a folder of this nimbus, or an fsspec URL that all nimbuses share. ``folder`` is this
-    nimbus's own folder. :class:`InvalidRequest` for fsspec without ``blobstore.dir``.
+    nimbus's own folder. :class:`InvalidRequest` for fsspec without ``blobstore.dir``,
+    :class:`UntrustedServer` for an object store that is not known.
     """
     place = conf["blobstore.dir"]
     if conf["nimbus.blobstore.class"] == "fsspec":
@@ -150,6 +152,7 @@ def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
             raise InvalidRequest(
                 "nimbus.blobstore.class=fsspec needs blobstore.dir: set it to an fsspec URL"
             )
+        check_object_store(place, Security.of(conf).servers)
         return FsspecBlobStore(place)
     if not place:
         return LocalBlobStore(folder / "blobs")
