@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from storm_dagster.http.documents import ErrorDocument, JsonMap, StormErrorDocument
-from storm_dagster.http.responses import Endpoint, bounded_json, query_text, run_read
+from storm_dagster.http.responses import Endpoint, JSONResponse, bounded_json, query_text, run_read
 from storm_dagster.http.router import (
     HttpOperation,
     Parameter,

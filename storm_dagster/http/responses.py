@@ -6,6 +6,7 @@ Files are sent a chunk at a time. A reader that does not take the chunks is drop
 import asyncio
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -16,7 +17,7 @@ from anyio.lowlevel import RunVar
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from storm_dagster.model.errors import (
@@ -75,6 +76,41 @@ def query_word(request: Request, name: str, words: Collection[str], default: str
 
 
 _log = logging.getLogger(__name__)
+
+
+class JSONResponse(Response):
+    """JSON of any document, also of text and numbers that other processes wrote.
+
+    A lone surrogate is an escape, since UTF-8 has no bytes for it. NaN and infinity are ``null``,
+    which JSON has in their place.
+    """
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Encode the document."""
+        try:
+            text = _encode(content)
+        except ValueError:
+            text = _encode(_with_finite_numbers(content))
+        # The replacement of a surrogate is the escape that JSON has for it.
+        return text.encode("utf-8", "backslashreplace")
+
+
+def _encode(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _with_finite_numbers(value: Any) -> Any:
+    """Copy of a value in which ``None`` replaces NaN and infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _with_finite_numbers(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_finite_numbers(part) for part in value]
+    return value
+
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _T = TypeVar("_T")

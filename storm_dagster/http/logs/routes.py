@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import parse_qsl, quote
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from storm_dagster.http.documents import JsonMap, Port
 from storm_dagster.http.logs.pages import (
@@ -21,6 +21,7 @@ from storm_dagster.http.logs.pages import (
 from storm_dagster.http.logs.search import Search, search_log
 from storm_dagster.http.logs.tree import LogTree
 from storm_dagster.http.responses import (
+    JSONResponse,
     StreamResponse,
     query_flag,
     query_int,

@@ -10,13 +10,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
 from storm_dagster.http.authentication import may_do_all
 from storm_dagster.http.documents import Digest, Number, absent_field
-from storm_dagster.http.responses import StreamResponse
+from storm_dagster.http.responses import JSONResponse, StreamResponse
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound, Unavailable

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from storm_dagster.core.event_log import MAX_PAGE_EVENTS, EventSource
 from storm_dagster.http.documents import JsonMap
-from storm_dagster.http.responses import bounded_json
+from storm_dagster.http.responses import JSONResponse, bounded_json
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.dagster_events import decode_event
 from storm_dagster.model.errors import Corrupt, InvalidRequest, NotAlive, NotAuthenticated

@@ -32,8 +32,8 @@ from storm_dagster.operations.context import OperationsContext, load_runnable, t
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import (
     explain_document,
-    local_state_problems,
     problems,
+    state_problems,
 )
 from storm_dagster.operations.read.under_way import OperationStatus, operations_under_way
 from storm_dagster.operations.submit.open_tokens import OpenOperations, StartingTopology
@@ -179,13 +179,12 @@ class ClusterReader:
         view = self.view()
         topology = self._topology(view, name)
         snapshot = self.snapshot(topology.id)
-        state_home = self._nimbus.cluster.read_state_home(topology.id)
         return {
             **status.show_document(snapshot),
             "findings": [finding.to_document() for finding in diagnose(snapshot)],
             "problems": [
                 *self._problems(view, topology, snapshot.down),
-                *local_state_problems(topology, state_home),
+                *state_problems(self._nimbus.cluster, topology),
             ],
             "operations": self.operations(topology.base.name),
             "events": self._nimbus.cluster.event_log_document(topology.base.name),

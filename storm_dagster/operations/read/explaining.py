@@ -12,12 +12,14 @@ from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import Runnable, current_topology, monitor_batch
 from storm_dagster.core.scheduling.explain import choice_of
 from storm_dagster.core.scheduling.plan import plan_placement
+from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.fusion import fused_components
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.records import Assignment, StateHome, WorkerSlot
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _REASON_LOST = "why it is here could not be stored: rebalance the topology to get new reasons"
 """Reason of a task whose stored reason belongs to a former placement."""
@@ -104,6 +106,17 @@ def problems(
             f"{slots}: wait, or see heartbeat_sensor in Dagster when they do not come back"
         )
     return sentences
+
+
+def state_problems(cluster: StormClusterState, topology: TopologyView) -> list[str]:
+    """Sentences about the place of a topology's state; also one if its record is damaged.
+
+    Its workers write the record.
+    """
+    try:
+        return local_state_problems(topology, cluster.read_state_home(topology.id))
+    except Corrupt as error:
+        return [f"where the topology keeps its state is not known: {error.message}"]
 
 
 def local_state_problems(topology: TopologyView, home: StateHome) -> list[str]:
