@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
-from kazoo.security import ACL, CREATOR_ALL_ACL, READ_ACL_UNSAFE, Permissions
+from kazoo.security import ACL, READ_ACL_UNSAFE, Permissions
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from storm_dagster.model.records import StateHome, encode_record
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.zookeeper_access import ZooKeeperUsers, worker_may_have_made
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.connection import make_client
@@ -88,12 +89,17 @@ def _workers_may_read(users: ZooKeeperUsers, acl: Iterable[ACL]) -> bool:
     return any(entry.id.id in worker_digests for entry in acl)
 
 
-def is_open_to_all(hosts: str, root: str, tls: ssl.SSLContext | None) -> bool:
+def is_open_to_all(
+    hosts: str,
+    root: str,
+    tls: ssl.SSLContext | None,
+    trusted: TrustedServers | None = None,
+) -> bool:
     """True if a client without credentials may change the root node.
 
     False without the node. Raises ``Unavailable`` if no server responds within 5 s.
     """
-    client, _ = make_client(hosts, 5000, tls=tls)
+    client, _ = make_client(hosts, 5000, tls=tls, trusted=trusted)
     try:
         client.start(5)
         result = client.get_acls(root or "/")
@@ -157,21 +163,27 @@ def secure_root(session: ZkSession, progress: Callable[[int], None] = lambda vis
 
 
 def close_top(session: ZkSession) -> None:
-    """Keep all but the session's users from changing nodes beside the root.
+    """Keep all but the session's first user from changing nodes beside the root.
 
     For a ZooKeeper of this cluster alone. The server creates some nodes, which are open to all
     users until then.
     """
-    acl = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
+    # Not "auth": that would include the name in this client's certificate.
+    acl = [*session.acl("/"), *READ_ACL_UNSAFE]
     for node in ("/zookeeper/quota", "/zookeeper", "/"):
         former_acl, _ = session.call(
             lambda client, node=node: client.get_acls_async(node), f"the ACL of {node}"
         )
-        # A node that is closed may belong to a secret that has been changed since.
-        if _all_may_change(former_acl):
+        if former_acl == acl:
+            continue
+        try:
             session.call(
                 lambda client, node=node: client.set_acls_async(node, acl), f"the ACL of {node}"
             )
+        except InvalidRequest:
+            # A node that is closed may belong to a secret that has been changed since.
+            if _all_may_change(former_acl):
+                raise
 
 
 def _location(state: ClusterState) -> str:
