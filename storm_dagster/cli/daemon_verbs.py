@@ -213,7 +213,7 @@ def _secure_nodes(invocation: Invocation) -> None:
         )
 
     def print_progress(nodes: int) -> None:
-        if nodes % 1000 == 0:
+        if nodes >= 1000:
             click.echo(f"{nodes} nodes", err=True)
 
     with closing(open_session(conf.values)) as session:

@@ -24,6 +24,7 @@ from storm_dagster.host.java import java_command
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.tables import load_table
 from storm_dagster.security.authority import CertificateFolder
+from storm_dagster.security.server_identity import TrustedServers
 
 _TABLE = load_table(__name__, "embedded")
 """Names of the jars, and settings of servers and members (``embedded.yaml``)."""
@@ -225,16 +226,23 @@ def ensemble_command(
 
 
 def server_status(
-    host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
+    host: str,
+    port: int,
+    timeout: float = 1.0,
+    tls: ssl.SSLContext | None = None,
+    trusted: TrustedServers | None = None,
 ) -> bytes:
     """Response of a ZooKeeper server to the ``srvr`` command.
 
-    Empty without a response.
+    Empty without a response. With ``trusted``, raises :class:`UntrustedServer` for a server that is
+    called without TLS and is not one of them.
     """
     with suppress(OSError), ExitStack() as opened:
         link = opened.enter_context(socket.create_connection((host, port), timeout=timeout))
         if tls is not None:
             link = opened.enter_context(tls.wrap_socket(link, server_hostname=host.strip("[]")))
+        elif trusted is not None:
+            trusted.check_socket(link, server=f"ZooKeeper at {host}:{port}", name=host)
         link.sendall(b"srvr")
         # The server closes the connection after its response.
         return b"".join(iter(lambda: link.recv(4096), b""))
@@ -253,8 +261,15 @@ def server_address(server: str, conf: Any) -> tuple[str, int]:
 
 
 def server_answers(
-    host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
+    host: str,
+    port: int,
+    timeout: float = 1.0,
+    tls: ssl.SSLContext | None = None,
+    trusted: TrustedServers | None = None,
 ) -> bool:
-    """True if a ZooKeeper server at that address serves requests."""
+    """True if a ZooKeeper server at that address serves requests.
+
+    Raises as :func:`server_status`.
+    """
     # Not `ruok`: a server answers that before it has loaded its state.
-    return b"Mode:" in server_status(host, port, timeout, tls)
+    return b"Mode:" in server_status(host, port, timeout, tls, trusted)

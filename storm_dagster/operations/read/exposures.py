@@ -11,6 +11,7 @@ from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.model.conf import ClusterConf, mask_text
 from storm_dagster.security.exposure import address_beyond_loopback
 from storm_dagster.security.peers import can_identify_peers
+from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.settings import Security, zookeeper_tls
 
 HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
@@ -43,11 +44,9 @@ def _callers(place: ClusterPlace) -> Iterator[HealthResult]:
     access = "every local user may do all"
     if can_identify_peers():
         access = "daemons and workers serve this user and root"
-    yield (
-        "warning",
-        f"no secret: {access}; ZooKeeper takes connections of every user of this machine",
-        _SECRET,
-    )
+    if not place.conf["storm.zookeeper.ssl.enable"]:
+        access += "; ZooKeeper takes connections of every user of this machine"
+    yield "warning", f"no secret: {access}", _SECRET
 
 
 def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
@@ -86,9 +85,15 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
         return
     answering: list[str] = []
     tls = zookeeper_tls(conf)
+    trusted = TrustedServers.of(conf)
     for server in conf["storm.zookeeper.servers"]:
         address = server_address(server, conf)
-        match = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", server_status(*address, 1.0, tls))
+        try:
+            status = server_status(*address, 1.0, tls, trusted)
+        except UntrustedServer as error:
+            yield "warning", error.message, "see the message"
+            continue
+        match = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", status)
         if match is None:
             yield "ok", f"{server} shows no version: it is stopped, or does not answer srvr", ""
             continue
@@ -101,7 +106,9 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
                 f"{server} is ZooKeeper {version_text}, with known holes",
                 "upgrade it to 3.9.2 or newer",
             )
-    if answering and is_open_to_all(",".join(answering), str(conf["storm.zookeeper.root"]), tls):
+    if answering and is_open_to_all(
+        ",".join(answering), str(conf["storm.zookeeper.root"]), tls, trusted
+    ):
         remedy = (
             "stop the cluster, set storm.secret.file, then `storm-dagster daemon zookeeper secure`"
         )
