@@ -15,6 +15,8 @@ from storm_dagster.model.errors import (
     Unavailable,
     error_from_document,
 )
+from storm_dagster.security.checked_http import UntrustedConnection, untrusted
+from storm_dagster.security.server_identity import NOTHING_SENT
 
 _HEALTH_SECS = 3.0
 """Maximum time in which a nimbus answers ``/healthz``."""
@@ -52,8 +54,9 @@ def is_nimbus(http: httpx.Client, url: str, timeout_secs: float) -> bool:
     except httpx.ReadTimeout:
         return True
     except (httpx.HTTPError, ValueError) as error:
-        # Certificates that do not fit are reported by the call that follows.
-        return "certificate" in str(error).lower()
+        # Certificates that do not fit, and servers of others, are reported by the call that
+        # follows.
+        return untrusted(error) is not None or "certificate" in str(error).lower()
     return isinstance(document, dict)
 
 
@@ -68,6 +71,9 @@ def find_leader(http: httpx.Client, urls: Iterable[str]) -> tuple[str | None, st
     for url in urls:
         try:
             document = read_health(http, url)
+        except UntrustedConnection as error:
+            states.append(str(error))
+            continue
         except (httpx.HTTPError, ValueError) as error:
             states.append(f"{url}: {type(error).__name__}")
             continue
@@ -106,6 +112,8 @@ def remedy_without_leader(states: str) -> str:
         )
     if _NO_LEADER in states:
         return "one will lead in a few seconds, try again; `storm-dagster doctor` names the problem"
+    if NOTHING_SENT in states:
+        return "do what is said there; `storm-dagster doctor --security` says more"
     if "Timeout" in states:
         return (
             "it is there and does not answer, because it is frozen or overloaded: "
@@ -284,7 +292,7 @@ def call_leader(
                 return response
             failure = error_of(response)
         except httpx.HTTPError as error:
-            failure = Unavailable(
+            failure = untrusted(error) or Unavailable(
                 f"{doing}: the leading nimbus at {base} does not answer "
                 f"({error or type(error).__name__}): check with `storm-dagster status`"
             )

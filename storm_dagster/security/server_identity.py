@@ -25,8 +25,10 @@ from storm_dagster.security.peers import (
 __all__ = [
     "DAEMON_USER",
     "NEEDS_PROOF",
+    "NOTHING_SENT",
     "PEER_USERS",
     "PLAINTEXT_PEERS",
+    "Answering",
     "PlaintextPeer",
     "TrustedServers",
     "UntrustedServer",
@@ -37,6 +39,8 @@ PEER_USERS = "storm.security.peer.users"
 """Key of the users, beside this process's own and root, whose servers are trusted."""
 PLAINTEXT_PEERS = "storm.security.plaintext.peers"
 """Key of the servers off this machine that are called without TLS in spite of a secret."""
+NOTHING_SENT = "is sent nothing"
+"""Words in the message of each :class:`UntrustedServer`."""
 DAEMON_USER = "storm.security.daemon.user"
 """Key, in the conf of a worker, of the user id of the supervisor that started it."""
 NEEDS_PROOF = "storm.security.needs.proof"
@@ -145,6 +149,31 @@ def user_name(uid: int) -> str:
 
 
 @dataclass(frozen=True)
+class Answering:
+    """The server of a connection, as far as this process knows it."""
+
+    host: str
+    """Its address."""
+    port: int
+    is_here: bool = True
+    """True if it runs on this machine."""
+    owner: int | None = None
+    """User id of its process; ``None`` if the kernel does not name it."""
+    users_are_known: bool = True
+    """True if the kernel names users at all."""
+
+    @staticmethod
+    def of(own: tuple[Any, ...], peer: tuple[Any, ...]) -> "Answering":
+        """What the kernel says of the server of a connection with these two ends."""
+        host, port, *_ = peer
+        if not is_of_this_machine(own, peer):
+            return Answering(str(host), int(port), is_here=False)
+        owner = server_user(own, peer)
+        known = owner is not None or can_identify_peers()
+        return Answering(str(host), int(port), owner=owner, users_are_known=known)
+
+
+@dataclass(frozen=True)
 class TrustedServers:
     """Servers that a process sends to in clear. Without any conf: its own user's, and root's."""
 
@@ -190,63 +219,70 @@ class TrustedServers:
         that was called. ``signed``: with a secret, what is sent proves who sends it and reveals
         nothing, so that it may go to a server of this machine whose user the kernel does not name.
         """
-        if not is_of_this_machine(own, peer):
-            self._check_network(peer, server, name)
-            return
-        owner = server_user(own, peer)
-        if owner is not None:
-            self._check_owner(owner, server)
-        elif can_identify_peers():
+        self.decide(Answering.of(own, peer), server=server, name=name, signed=signed)
+
+    def decide(
+        self, answering: "Answering", *, server: str, name: str = "", signed: bool = False
+    ) -> None:
+        """As :meth:`check`, by what is known of the server."""
+        if not answering.is_here:
+            self._check_network(answering, server, name)
+        elif answering.owner is not None:
+            self._check_owner(answering.owner, server)
+        elif answering.users_are_known:
             raise UntrustedServer(
-                f"{server} is sent nothing, because no process of this machine holds the other end "
+                f"{server} {NOTHING_SENT}, because no process of this machine holds the other end "
                 "of the connection: try again; if something forwards the port to another machine, "
                 "use TLS (storm.tls.*), or call that machine"
             )
         elif not (signed and self.needs_proof):
-            remedy = "use TLS (storm.tls.*)" if self.needs_proof or not signed else _SECRET
+            remedy = _SECRET if signed else "use TLS (storm.tls.*)"
             raise UntrustedServer(
-                f"{server} is sent nothing, because this system does not say which user listens "
+                f"{server} {NOTHING_SENT}, because this system does not say which user listens "
                 f"there: {remedy}"
             )
 
-    def check_socket(self, link: socket.socket, *, server: str, name: str = "") -> None:
+    def check_socket(
+        self, link: socket.socket, *, server: str, name: str = "", signed: bool = False
+    ) -> None:
         """As :meth:`check`, of the two ends of a connected socket."""
         try:
             own, peer = link.getsockname(), link.getpeername()
         except OSError as error:
             raise UntrustedServer(
-                f"{server} is sent nothing, because the connection broke at once "
+                f"{server} {NOTHING_SENT}, because the connection broke at once "
                 f"({error.strerror}): try again"
             ) from None
-        self.check(own, peer, server=server, name=name)
+        self.check(own, peer, server=server, name=name, signed=signed)
 
     def _check_owner(self, owner: int, server: str) -> None:
         """Check the user of the process at the other end."""
         if owner in unknown_users():
             raise UntrustedServer(
-                f"{server} is sent nothing, because a user outside this user namespace listens "
+                f"{server} {NOTHING_SENT}, because a user outside this user namespace listens "
                 "there: run both in one namespace, or use TLS (storm.tls.*)"
             )
         if owner in self.users:
             return
         trusted = ", ".join(user_name(uid) for uid in sorted(self.users))
         raise UntrustedServer(
-            f"{server} is sent nothing, because it belongs to user {user_name(owner)}, not to "
+            f"{server} {NOTHING_SENT}, because it belongs to user {user_name(owner)}, not to "
             f"{trusted}: end that process; or, if it is of this cluster, add the line "
             f"`{PEER_USERS}: [{_name_or_id(owner)}]` to storm.yaml"
         )
 
-    def _check_network(self, peer: tuple[Any, ...], server: str, name: str) -> None:
+    def _check_network(self, answering: "Answering", server: str, name: str) -> None:
         """Check that a server on another machine may be called without TLS."""
+        host = answering.host
+        port = answering.port
         if not self.needs_proof:
             return
-        host, port, *_ = peer
-        if any(entry.covers(str(host), int(port), name) for entry in self.plaintext_peers):
+        if any(entry.covers(host, port, name) for entry in self.plaintext_peers):
             return
         shown = name or host
-        shown = f"[{shown}]" if ":" in str(shown) else shown
+        shown = f"[{shown}]" if ":" in shown else shown
         raise UntrustedServer(
-            f"{server} is sent nothing, because it is on another machine, is called without TLS, "
+            f"{server} {NOTHING_SENT}, because it is on another machine, is called without TLS, "
             "and this cluster has a secret: use TLS (storm.tls.*), or, in a network that you "
             f"trust, add the line `{PLAINTEXT_PEERS}: ['{shown}:{port}']` to storm.yaml"
         )

@@ -29,6 +29,7 @@ from storm_dagster.security.authority import (
     CertificateFolder,
     utc_now,
 )
+from storm_dagster.security.server_identity import DAEMON_USER, NEEDS_PROOF
 from storm_dagster.security.settings import Security
 from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.supervisor.handed_conf import handed_conf, handed_environment
@@ -130,6 +131,9 @@ class Launcher:
         """Conf of all workers. User code runs in them: they get their own link key and ZooKeeper
         user, never the cluster's secrets.
         """
+        self._worker_conf[DAEMON_USER] = os.geteuid()
+        # A worker lacks the secret by which others know it.
+        self._worker_conf[NEEDS_PROOF] = self._security.secret is not None
         self._users = ZooKeeperUsers.of(self._conf)
         self._authority: Authority | None = None
         """Issues the certificates of workers of other users."""

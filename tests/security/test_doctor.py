@@ -77,6 +77,28 @@ def test_where_the_kernel_names_no_users(home: Path, monkeypatch: pytest.MonkeyP
     assert "every local user may do all" in only(found(home)["callers"])[1]
 
 
+def test_servers_that_are_called_in_clear_are_shown(home: Path) -> None:
+    rows = found(
+        home,
+        storm__secret=SECRET,
+        storm__security__plaintext__peers=["zk1:2181", "10.0.0.0/8"],
+        storm__security__peer__users=["nobody", "a-user-that-is-not-here"],
+    )["servers"]
+    warned = [what for state, what, remedy in rows if state == "warning" and "TLS" in remedy]
+    assert [what.split()[0] for what in warned] == ["zk1:2181", "10.0.0.0/8"]
+    text = "\n".join(what for _, what, _ in rows)
+    assert "nobody (uid " in text and "a-user-that-is-not-here" in text
+
+
+def test_without_any_conf_no_server_is_called_in_clear_unseen(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert only(found(home)["servers"])[0] == "ok"
+    monkeypatch.setattr(security_report, "can_identify_peers", lambda: False)
+    assert only(found(home)["servers"])[0] == "warning"
+    assert only(found(home, storm__secret=SECRET)["servers"])[0] == "ok"
+
+
 def test_what_is_open_beyond_loopback(home: Path, dagster: str) -> None:
     home.chmod(0o755)
     rows = found(

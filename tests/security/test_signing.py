@@ -128,9 +128,8 @@ def test_clients_sign_and_send_nothing_where_nothing_is_asked() -> None:
         seen.append(request)
         return httpx.Response(200)
 
-    with httpx.Client(
-        transport=httpx.MockTransport(answer), **Security(SECRET).client_options()
-    ) as client:
+    options = {**Security(SECRET).client_options(), "transport": httpx.MockTransport(answer)}
+    with httpx.Client(**options) as client:
         client.get("http://n:1/healthz")
         client.get("http://n:1/v1/a b", params={"q": "ü&"})
         client.post("http://n:1/v1/x", json={"a": 1})

@@ -226,11 +226,11 @@ class DevCluster:
             self._launch(plan.nimbus_daemon(index)) for index in range(plan.options.nimbuses)
         ]
         self._write_cluster_file()
-        options = Security.of(plan.conf).client_options()
+        security = Security.of(plan.conf)
         urls = [plan.nimbus_url(index) for index in range(plan.options.nimbuses)]
-        leader = self._wait(lambda: readiness.leader_url(urls, options), "nimbus", nimbuses)
+        leader = self._wait(lambda: readiness.leader_url(urls, security), "nimbus", nimbuses)
         self._wait(
-            lambda: all(readiness.get_json(f"{url}/healthz", options) for url in urls),
+            lambda: all(readiness.get_json(f"{url}/healthz", security) for url in urls),
             "all nimbuses",
             nimbuses,
         )
@@ -238,8 +238,8 @@ class DevCluster:
         supervisor_ids = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
 
         def have_registered() -> bool:
-            url = readiness.leader_url(urls, options) or str(leader)
-            return supervisor_ids <= readiness.supervisor_ids(url, options)
+            url = readiness.leader_url(urls, security) or str(leader)
+            return supervisor_ids <= readiness.supervisor_ids(url, security)
 
         self._wait(have_registered, "supervisors", supervisors)
         self._progress("supervisors", "SUCCESS")
@@ -341,20 +341,20 @@ class DevCluster:
         # A webserver that has loaded the location too early reloads it on request; the daemon only
         # after a minute.
         daemon = self._launch(plan.dagster_daemon(self._workspace))
-        options = Security.of(plan.conf).client_options()
+        security = Security.of(plan.conf)
         reason = ""
         failures = 0
         is_warm = False
 
         def is_loaded() -> bool:
             nonlocal reason, failures, is_warm
-            problem = readiness.code_location_error(plan.web_url, options)
+            problem = readiness.code_location_error(plan.web_url, security)
             if problem is None:
                 return True
             has_failed, reason = problem
             if reason == readiness.NO_DAEMON and not is_warm:
                 # The webserver loads its libraries while the daemon starts.
-                readiness.warm_up_dagster(plan.web_url, options)
+                readiness.warm_up_dagster(plan.web_url, security)
                 is_warm = True
             if has_failed:
                 failures += 1

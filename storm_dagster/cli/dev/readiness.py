@@ -5,7 +5,7 @@ No check assumes that a daemon is ready after some time.
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from storm_dagster.client.leader import find_leader
 from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.nimbus.dagster.transport import queries
+from storm_dagster.security.checked_http import UntrustedConnection
+from storm_dagster.security.settings import Security
 
 NO_DAEMON = "dagster-daemon has not reported yet"
 """Reason of a Dagster that has loaded the code location and only lacks its daemon."""
@@ -38,56 +40,52 @@ def serves(path: Path) -> bool:
         return probe.connect_ex(os.fsencode(path)) == 0
 
 
-def get_json(url: str, options: Mapping[str, Any] | None = None) -> Any:
+def _client(url: str, security: Security | None, timeout_secs: float) -> httpx.Client:
+    """Client for requests that are sent ten times a second to ``url``."""
+    # Authorities, which http does not use, take 20 ms to load.
+    options = (security or Security()).client_options(plain=url.startswith("http://"))
+    return httpx.Client(timeout=timeout_secs, **options)
+
+
+def get_json(url: str, security: Security | None = None) -> Any:
     """The JSON document at the URL; ``None`` if there is none (yet)."""
     try:
-        response = httpx.get(url, timeout=3.0, **_quick(url, options or {}))
-        return response.json()
+        with _client(url, security, 3.0) as http:
+            return http.get(url).json()
     except (httpx.HTTPError, ValueError):
         return None
 
 
-def _quick(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a request that is sent ten times a second, without what it does not need."""
-    settings = {"trust_env": False, **options}
-    if url.startswith("http://"):
-        # Certificates, which such an address does not use, take 20 ms to load.
-        settings["verify"] = False
-    return settings
-
-
-def leader_url(urls: Sequence[str], options: Mapping[str, Any] | None = None) -> str | None:
+def leader_url(urls: Sequence[str], security: Security | None = None) -> str | None:
     """Base URL of the nimbus that leads; ``None`` without one (yet)."""
     if not urls:
         return None
-    with httpx.Client(**_quick(urls[0], options or {})) as http:
+    with _client(urls[0], security, 5.0) as http:
         leader, _ = find_leader(http, urls)
     return leader
 
 
-def supervisor_ids(url: str, options: Mapping[str, Any] | None = None) -> set[str]:
+def supervisor_ids(url: str, security: Security | None = None) -> set[str]:
     """Ids of the supervisors that the nimbus at ``url`` sees."""
-    document = get_json(f"{url}/v1/cluster", options)
+    document = get_json(f"{url}/v1/cluster", security)
     rows = document.get("supervisors", []) if isinstance(document, dict) else []
     return {str(row.get("id")) for row in rows}
 
 
-def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool, str] | None:
+def code_location_error(web_url: str, security: Security) -> tuple[bool, str] | None:
     """Reason why Dagster does not serve the code location (yet): (loading failed, text).
 
     ``None`` if it does. After a failure a request to reload it is sent: the location may have been
     loaded too early.
     """
-    query = {"query": queries()["Readiness"][0]}
     try:
-        response = httpx.post(
-            f"{web_url}/graphql", json=query, timeout=10.0, **_quick(web_url, options)
-        )
-        data = response.json()["data"]
+        data = _graphql(web_url, queries()["Readiness"][0], security, 10.0)["data"]
         workspace = data["workspaceOrError"]
         daemons = {
             row["daemonType"]: row for row in data["instance"]["daemonHealth"]["allDaemonStatuses"]
         }
+    except UntrustedConnection as error:
+        return False, str(error)
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         return False, f"{web_url} does not answer ({type(error).__name__})"
     for entry in workspace.get("locationEntries", []):
@@ -99,24 +97,31 @@ def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool,
             healthy = daemons.get("SENSOR", {}).get("healthy")
             return None if healthy else (False, NO_DAEMON)
         if loaded.get("__typename") == "PythonError":
-            with suppress(httpx.HTTPError):
-                httpx.post(f"{web_url}/graphql", json={"query": _RELOAD}, timeout=30.0, **options)
+            with suppress(httpx.HTTPError, ValueError):
+                _graphql(web_url, _RELOAD, security, 30.0)
             message = str(loaded.get("message", "the code location failed to load"))
             return True, message.strip()[:1500]
         return False, f"code location storm is {str(entry.get('loadStatus')).lower()}"
     return False, "the workspace names no code location storm"
 
 
-def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
+def _graphql(web_url: str, query: str, security: Security, timeout_secs: float) -> Any:
+    """Answer of Dagster's webserver to a query.
+
+    ``httpx.HTTPError`` or ``ValueError`` without a document of JSON.
+    """
+    with _client(web_url, security, timeout_secs) as http:
+        return http.post(f"{web_url}/graphql", json={"query": query}).json()
+
+
+def warm_up_dagster(web_url: str, security: Security) -> None:
     """Send Dagster the query of a launch, for its first imports.
 
     Dagster must respond to a launch within five seconds. Failures are ignored: the launch reports
     them.
     """
-    with suppress(httpx.HTTPError):
-        httpx.post(
-            f"{web_url}/graphql", json={"query": queries()["WarmUp"][0]}, timeout=60.0, **options
-        )
+    with suppress(httpx.HTTPError, ValueError):
+        _graphql(web_url, queries()["WarmUp"][0], security, 60.0)
 
 
 def prepare_root(conf: dict[str, Any], stored_id: str | None, fresh_id: str) -> str:

@@ -26,6 +26,7 @@ import httpx
 from storm_dagster.host.files import read_private_file
 from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
+from storm_dagster.security.checked_http import untrusted
 from storm_dagster.security.settings import Security, public_authorities
 from storm_dagster.security.signing import signer
 
@@ -111,6 +112,11 @@ class DagsterAccess:
         """Base URL of this Dagster's UI, without a slash at the end."""
         return self.url.rstrip("/").removesuffix("/graphql")
 
+    @property
+    def has_credentials(self) -> bool:
+        """True if requests carry headers of the conf."""
+        return bool(self.fixed) or self.token_file is not None
+
     def headers(self) -> dict[str, str]:
         """Return the headers with the credentials.
 
@@ -183,15 +189,24 @@ class DagsterTransport:
         self._access = access
         self._timeout = timeout
         self._security = security or Security()
-        self._http = httpx.Client(timeout=timeout, trust_env=False, verify=self._verify())
+        context = self._context()
+        self._signing = httpx.Client(
+            timeout=timeout, trust_env=False, transport=self._security.transport(context)
+        )
+        bearing = self._security.transport(context, signed=False)
+        self._bearing = httpx.Client(timeout=timeout, trust_env=False, transport=bearing)
 
-    def _verify(self) -> ssl.SSLContext:
+    def _context(self) -> ssl.SSLContext:
         """Return a TLS context that trusts public authorities and the cluster's own."""
         if self._security.ca is None:
             return public_authorities()
         context = httpx.create_ssl_context()
         self._security.load_into(context)
         return context
+
+    def _http(self, access: DagsterAccess) -> httpx.Client:
+        """Return the client for a Dagster: another one for credentials that it could use."""
+        return self._bearing if access.has_credentials else self._signing
 
     def _credentials(self, access: DagsterAccess) -> dict[str, Any]:
         """Return the keyword arguments of a request that carry its credentials."""
@@ -206,7 +221,8 @@ class DagsterTransport:
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._signing.close()
+        self._bearing.close()
 
     @property
     def site(self) -> str | None:
@@ -275,7 +291,7 @@ class DagsterTransport:
         """
         access = self._require()
         try:
-            response = self._http.post(
+            response = self._http(access).post(
                 address, json=body, **self._credentials(access), timeout=patience
             )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -299,7 +315,7 @@ class DagsterTransport:
         if access is None:
             return
         try:
-            self._http.get(f"{access.site}/server_info", **self._credentials(access))
+            self._http(access).get(f"{access.site}/server_info", **self._credentials(access))
         except httpx.TimeoutException:
             raise Unavailable(_silence(access, self._timeout)) from None
         except httpx.HTTPError:
@@ -321,9 +337,11 @@ class DagsterTransport:
         """
         webserver_lives = False
         with suppress(httpx.HTTPError):
-            webserver_lives = self._http.get(
-                f"{access.site}/server_info", **self._credentials(access), timeout=1.0
-            ).is_success
+            webserver_lives = (
+                self._http(access)
+                .get(f"{access.site}/server_info", **self._credentials(access), timeout=1.0)
+                .is_success
+            )
         if not webserver_lives:
             return _silence(access, secs)
         return (
@@ -346,6 +364,9 @@ def _silence(access: DagsterAccess, secs: float) -> str:
 
 
 def _out_of_reach(access: DagsterAccess, error: Exception) -> str:
+    refused = untrusted(error)
+    if refused is not None:
+        return f"Dagster at {access.url}: {refused.message}"
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return (
             f"Dagster at {access.url} has a certificate that is not trusted ({error}): set "

@@ -16,6 +16,7 @@ from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.security.checked_http import untrusted
 from storm_dagster.security.settings import Security
 
 _log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class Election:
             # Without a follower no other nimbus could lead, and resigning would not help.
             if self._unanswered >= _MAX_UNANSWERED and self._nimbus.leadership.followers():
                 self._unanswered = 0
-                return Unavailable(
+                return untrusted(error) or Unavailable(
                     f"{url} does not answer ({type(error).__name__}): see storm.local.hostname"
                 )
         else:

@@ -11,8 +11,15 @@ from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.model.conf import ClusterConf, mask_text
 from storm_dagster.security.exposure import address_beyond_loopback
 from storm_dagster.security.peers import can_identify_peers
-from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
-from storm_dagster.security.settings import Security, zookeeper_tls
+from storm_dagster.security.server_identity import (
+    PEER_USERS,
+    PLAINTEXT_PEERS,
+    TrustedServers,
+    UntrustedServer,
+    user_id,
+    user_name,
+)
+from storm_dagster.security.settings import Security, public_authorities, zookeeper_tls
 
 HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
 """State, problem or measurement, and remedy."""
@@ -155,6 +162,8 @@ def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
     """Check that Dagster's webserver does not respond to clients without credentials."""
     import httpx
 
+    from storm_dagster.security.checked_http import UntrustedConnection
+
     # With a conf folder, the local cluster of this HOME may be another one.
     cluster = ClusterFile.read(place.home) if place.conf_dir is None else None
     url = str(place.conf.get("dagster.graphql.url") or "")
@@ -163,14 +172,21 @@ def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
     # Without our credentials, as an untrusted client.
     untrusted_url = re.sub(r"(?<=://)[^/@]*@", "", url)
     is_open = False
+    stranger = ""
     if url:
         query = {"query": "{__typename}"}
-        try:
-            response = httpx.post(untrusted_url, json=query, timeout=5, trust_env=False)
-            is_open = response.is_success
-        except (httpx.HTTPError, httpx.InvalidURL):
-            is_open = False
-    if is_open:
+        transport = Security.of(place.conf).transport(public_authorities())
+        with httpx.Client(timeout=5, trust_env=False, transport=transport) as http:
+            try:
+                is_open = http.post(untrusted_url, json=query).is_success
+            except UntrustedConnection as error:
+                stranger = str(error)
+            except (httpx.HTTPError, httpx.InvalidURL):
+                is_open = False
+    if stranger:
+        problem, _, remedy = stranger.partition(": ")
+        yield "warning", f"Dagster: {problem}", remedy
+    elif is_open:
         remedy = "put an authenticating proxy before it, which also refuses requests of other sites"
         problem = (
             f"Dagster at {mask_text(url)} runs jobs for every client that reaches it, "
@@ -179,6 +195,34 @@ def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
         yield "warning", problem, remedy
     else:
         yield "ok", "no Dagster answers untrusted clients", ""
+
+
+def _servers(place: ClusterPlace) -> Iterator[HealthResult]:
+    """Check to which servers clients send in clear."""
+    conf = place.conf
+    security = Security.of(conf)
+    for entry in conf[PLAINTEXT_PEERS]:
+        yield (
+            "warning",
+            f"{entry} is called without TLS: whoever is on the way reads and changes what is sent",
+            f"use TLS, then remove it from {PLAINTEXT_PEERS}",
+        )
+    for user in conf[PEER_USERS]:
+        if user_id(user) is None:
+            # The hosts of a cluster share a conf, and not every user is on each of them.
+            yield "ok", f"{PEER_USERS} names {user}, a user that this host does not have", ""
+    if can_identify_peers():
+        trusted = sorted(TrustedServers.of(conf).users)
+        names = ", ".join(user_name(uid) for uid in trusted)
+        yield "ok", f"on this host, without TLS, only servers of {names} are sent anything", ""
+    elif security.configured:
+        yield "ok", "clients sign their requests, or use TLS", ""
+    else:
+        yield (
+            "warning",
+            "this system does not say which user listens at a port: clients send nothing",
+            _SECRET,
+        )
 
 
 def _workers(place: ClusterPlace) -> Iterator[HealthResult]:
@@ -202,6 +246,7 @@ def exposures(place: ClusterPlace) -> dict[str, Callable[[ClusterPlace], Iterato
     Security.of(place.conf)
     return {
         "callers": _callers,
+        "servers": _servers,
         "TLS": _tls,
         "ZooKeeper": _zookeeper,
         "HOME": _home,
