@@ -35,9 +35,10 @@ def talk(link):
     try:
         if context:
             link = context.wrap_socket(link, server_side=True)
+        received.append(link.recv(65536))
+        link.sendall(struct.pack("!i", len(session)) + session)
         while data := link.recv(65536):
             received.append(data)
-            link.sendall(struct.pack("!i", len(session)) + session)
     except OSError:
         pass
 started = threading.Event()
