@@ -196,7 +196,8 @@ def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
         try:
             answers = server_answers(host, port, tls=tls, trusted=trusted)
         except UntrustedServer as error:
-            yield "broken", error.message, "see the message"
+            problem, _, remedy = error.message.partition(": ")
+            yield "broken", problem, remedy
             continue
         if answers:
             yield "ok", f"{host}:{port} answers in {1000 * (time.monotonic() - began):.0f} ms", ""

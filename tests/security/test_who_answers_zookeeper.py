@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from storm_dagster.host.endpoints import ZooKeeperTls, zookeeper_tls_conf
-from storm_dagster.model.conf import default_conf
+from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Misconfigured, StormDagsterError, Unavailable
+from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.security import peers
 from storm_dagster.security.authority import CertificateFolder
 from storm_dagster.security.peers import can_identify_peers
@@ -108,11 +109,17 @@ def test_a_user_that_the_conf_names_may_run_the_ensemble() -> None:
 
 
 @another_user
-def test_a_probe_takes_no_answer_of_another_user() -> None:
+def test_a_probe_takes_no_answer_of_another_user(tmp_path: Path) -> None:
     with ZooKeeperIntruder() as intruder:
         port = intruder.port()
         with pytest.raises(UntrustedServer, match=r"ZooKeeper at 127\.0\.0\.1:\d+ is sent nothing"):
             server_answers("127.0.0.1", port, patience(2), trusted=TrustedServers())
+        place = ClusterPlace(
+            tmp_path, tmp_path, ClusterConf(conf_of(port), dict.fromkeys(default_conf(), "-c"))
+        )
+        (row,) = exposures(place)["ZooKeeper"](place)
+        assert row[0] == "warning" and "belongs to user nobody" in row[1]
+        assert "storm.security.peer.users: [nobody]" in row[2]
         assert intruder.received() == b""
 
 

@@ -98,7 +98,8 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
         try:
             status = server_status(*address, 1.0, tls, trusted)
         except UntrustedServer as error:
-            yield "warning", error.message, "see the message"
+            problem, _, remedy = error.message.partition(": ")
+            yield "warning", problem, remedy
             continue
         match = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", status)
         if match is None:
