@@ -30,7 +30,7 @@ os.setgroups([])
 os.setgid(user)
 os.setuid(user)
 received = []
-session = struct.pack("!iiq", 0, 10_000, 1) + struct.pack("!i", 16) + bytes(16) + b"\\0"
+session = struct.pack("!iiq", 0, 1_000, 1) + struct.pack("!i", 16) + bytes(16) + b"\\0"
 def talk(link):
     try:
         if context:
