@@ -1,12 +1,27 @@
-"""Errors of a connection to ZooKeeper that could not be made."""
+"""Connections to ZooKeeper that are not made, and their errors."""
 
+import socket
 import ssl
 from collections.abc import Sequence
 
 from storm_dagster.model.errors import Misconfigured, Unavailable
+from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 
 _WRONG_TIME = (9, 10)
 """Codes of OpenSSL: a certificate is not valid yet, or has expired."""
+
+
+def check_server(link: socket.socket, trusted: TrustedServers, host: str, port: int) -> None:
+    """Check the server of a new connection without TLS, which was called by ``host``.
+
+    Raises :class:`UntrustedServer` unless it is one of ``trusted``. Nothing may be sent before.
+    """
+    try:
+        trusted.check_socket(link, server=f"ZooKeeper at {host}:{port}", name=host)
+    except UntrustedServer as error:
+        # TLS to ZooKeeper has keys of its own.
+        message = error.message.replace("storm.tls.*", "storm.zookeeper.ssl.*")
+        raise UntrustedServer(message) from None
 
 
 def not_trusted(hosts: str, error: ssl.SSLCertVerificationError) -> Misconfigured:

@@ -31,6 +31,7 @@ from kazoo.retry import KazooRetry
 from storm_dagster.host.clock import boot_clock
 from storm_dagster.security.peers import can_identify_peers
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
+from storm_dagster.zk.connect_errors import check_server
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class _Handler(SequentialThreadingHandler):
         if self._trusted is not None:
             _, port, *_ = kwargs["address"]
             try:
-                self._trusted.check_socket(link, server=f"ZooKeeper at {host}:{port}", name=host)
+                check_server(link, self._trusted, host, port)
             except BaseException:
                 link.close()
                 raise

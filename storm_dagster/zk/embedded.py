@@ -25,6 +25,7 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.tables import load_table
 from storm_dagster.security.authority import CertificateFolder
 from storm_dagster.security.server_identity import TrustedServers
+from storm_dagster.zk.connect_errors import check_server
 
 _TABLE = load_table(__name__, "embedded")
 """Names of the jars, and settings of servers and members (``embedded.yaml``)."""
@@ -242,7 +243,7 @@ def server_status(
         if tls is not None:
             link = opened.enter_context(tls.wrap_socket(link, server_hostname=host.strip("[]")))
         elif trusted is not None:
-            trusted.check_socket(link, server=f"ZooKeeper at {host}:{port}", name=host)
+            check_server(link, trusted, host, port)
         link.sendall(b"srvr")
         # The server closes the connection after its response.
         return b"".join(iter(lambda: link.recv(4096), b""))

@@ -134,7 +134,7 @@ def test_where_the_kernel_names_no_owner_a_password_needs_tls(
     monkeypatch.setattr("storm_dagster.security.server_identity.server_user", lambda *_: None)
     can_identify_peers.cache_clear()
     try:
-        with pytest.raises(UntrustedServer, match="use TLS"):
+        with pytest.raises(UntrustedServer, match=r"use TLS \(storm\.zookeeper\.ssl\.\*\)"):
             StormClusterState.open(conf_of(port, zk_root), create_root=True)
         without_password = {**conf_of(port, zk_root), "storm.zookeeper.auth.payload": None}
         with StormClusterState.open(without_password, create_root=True) as state:

@@ -269,6 +269,22 @@ def test_a_worker_of_another_user_gets_a_certificate_of_its_own(
     assert zookeeper_tls({**spec.conf, "storm.zookeeper.ssl.keystore.path": None}) is not None
 
 
+def answers_to(user: int, port: int, conf: dict[str, Any]) -> bool:
+    """True if the server answers a process of the user that has this conf."""
+    child = os.fork()
+    if child == 0:
+        answered = False
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            answered = server_answers("127.0.0.1", port, 20.0, zookeeper_tls(conf))
+        finally:
+            os._exit(0 if answered else 1)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes of other users")
 def test_each_worker_of_another_user_gets_a_certificate_that_it_alone_reads() -> None:
     top = Path(tempfile.mkdtemp(prefix="storm-users-", dir="/tmp"))
@@ -306,6 +322,9 @@ def test_each_worker_of_another_user_gets_a_certificate_that_it_alone_reads() ->
         assert Path(paths[1]).read_bytes() != authority.client_file.read_bytes()
         assert authority.path.stat().st_mode & 0o077 == 0, "no worker reads the authority's key"
         assert "supervisor.worker.zookeeper.authority" not in spec.conf
+        with EmbeddedZooKeeper(home / "zk", durable=False, certificates=authority) as zookeeper:
+            assert answers_to(65533, zookeeper.port, spec.conf), "the server knows it"
+            assert not answers_to(65533, zookeeper.port, conf), "it reads no other certificate"
     finally:
         shutil.rmtree(top)
 
