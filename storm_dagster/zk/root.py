@@ -220,7 +220,9 @@ def close_top(session: ZkSession) -> None:
     users until then.
     """
     # Not "auth": that would include the name in this client's certificate.
-    acl = [*session.acl("/"), *READ_ACL_UNSAFE]
+    own_acl = session.acl("/")
+    assert own_acl is not None, "a session without users cannot close a node"
+    acl = [*own_acl, *READ_ACL_UNSAFE]
     for node in ("/zookeeper/quota", "/zookeeper", "/"):
         former_acl, _ = session.call(
             lambda client, node=node: client.get_acls_async(node), f"the ACL of {node}"

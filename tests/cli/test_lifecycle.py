@@ -130,8 +130,9 @@ def test_another_client_reaches_zookeeper_by_the_files_of_home(cluster: LocalClu
     )
     client.start(30)
     try:
-        cluster_id, _ = client.get(f"{document['zookeeper_root']}/cluster_id")
-        assert cluster_id.decode() == (cluster.home / "cluster_id").read_text().strip()
+        node = client.get(f"{document['zookeeper_root']}/cluster_id")
+        assert node is not None
+        assert node[0].decode() == (cluster.home / "cluster_id").read_text().strip()
     finally:
         client.stop()
         client.close()

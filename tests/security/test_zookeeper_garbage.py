@@ -106,10 +106,11 @@ def test_clients_are_served_beside_connections_with_garbage(
             [sys.executable, "-Sc", _PROGRAM, str(server.port), str(number), kind],
             stdout=subprocess.PIPE,
         )
+        output = attack.stdout
+        assert output is not None
         try:
-            assert attack.stdout is not None
             for _ in range(3):
-                assert attack.stdout.readline() == b"full\n"
+                assert output.readline() == b"full\n"
                 for round in range(20):
                     state.set_data("/own", str(round).encode())
                     assert state.get_data("/own") == str(round).encode()
@@ -122,7 +123,7 @@ def test_clients_are_served_beside_connections_with_garbage(
         finally:
             attack.kill()
             attack.wait()
-            attack.stdout.close()
+            output.close()
         assert session.session_id and state.exists("/own"), "the session was never lost"
         session.close()
         assert server.running and server.pid == pid
