@@ -31,7 +31,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.records import StormBase, encode_record
-from storm_dagster.security.settings import zookeeper_tls
+from storm_dagster.security.settings import zookeeper_payload, zookeeper_tls
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
@@ -117,7 +117,9 @@ def test_ready_means_that_everything_answers(cluster: LocalCluster) -> None:
 def test_another_client_reaches_zookeeper_by_the_files_of_home(cluster: LocalCluster) -> None:
     """As ``docs/http.md`` shows it."""
     document = json.loads((cluster.home / "cluster.json").read_text())
-    user = (cluster.home / "zookeeper.user").read_text().splitlines()[0]
+    payload = zookeeper_payload(cluster.conf)
+    assert payload is not None
+    user = payload.splitlines()[0]
     tls = document["zookeeper_tls"]
     client = KazooClient(
         document["zookeeper"],
