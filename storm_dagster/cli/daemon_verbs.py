@@ -26,6 +26,7 @@ from storm_dagster.host.processes import RunFile
 from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError
+from storm_dagster.security.authority import LOOPBACK_NAMES, CertificateFolder
 from storm_dagster.security.exposure import check_exposure, make_private
 from storm_dagster.security.settings import Security, zookeeper_payload
 from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token, standalone_secret
@@ -151,14 +152,24 @@ def _become(
 @click.option("--port", type=click.IntRange(1, 65535), help="[default: storm.zookeeper.port]")
 @_host_option
 @click.option("--data-dir", metavar="DIR", help="[default: HOME/zookeeper]")
+@click.option(
+    "--tls",
+    is_flag=True,
+    help="Serve only clients with a certificate of the authority in HOME, which is made.",
+)
 def zookeeper(
     invocation: Invocation,
     action: str | None,
     port: int | None,
     host: str | None,
     data_dir: str | None,
+    tls: bool,
 ) -> None:
     """Run the embedded ZooKeeper server (from pyspark's jars).
+
+    With --tls the certificates are in HOME/zookeeper.tls: the server's, which names this machine
+    and --host, and client.pem for storm.zookeeper.ssl.keystore.path of daemons and clients. They
+    are renewed at each start.
 
     With "secure" this closes the nodes of a stopped cluster instead. After that only the cluster's
     user in ZooKeeper (storm.zookeeper.auth.payload, or one derived from the secret) reads and
@@ -167,15 +178,19 @@ def zookeeper(
     if action == "secure":
         _secure_nodes(invocation)
         return
-    from storm_dagster.zk.embedded import zookeeper_command
+    from storm_dagster.zk.embedded import ServerFiles, zookeeper_command
 
     conf, home = _prepare(invocation)
     _log_warnings(conf)
     bound: int = port or conf["storm.zookeeper.port"]
+    address = check_exposure(conf, "the embedded ZooKeeper", "zookeeper auth", host)
+    files = None
+    if tls:
+        certificates = CertificateFolder.of(home)
+        certificates.prepare(dict.fromkeys((*LOOPBACK_NAMES, address)))
+        files = ServerFiles.of(certificates)
     command = zookeeper_command(
-        Path(data_dir) if data_dir else home / "zookeeper",
-        bound,
-        host=check_exposure(conf, "the embedded ZooKeeper", "zookeeper auth", host),
+        Path(data_dir) if data_dir else home / "zookeeper", bound, host=address, tls=files
     )
     _become(command, home, "zookeeper", {"client": bound})
 
@@ -198,7 +213,7 @@ def _secure_nodes(invocation: Invocation) -> None:
         )
 
     def print_progress(nodes: int) -> None:
-        if nodes % 1000 == 0:
+        if nodes >= 1000:
             click.echo(f"{nodes} nodes", err=True)
 
     with closing(open_session(conf.values)) as session:

@@ -27,6 +27,7 @@ from storm_dagster.host.requirements import install_command, requirements_of
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.event_log import destination_remedy, event_log_text
+from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.settings import Security, zookeeper_tls
 from storm_dagster.security.spark_remote import derived_spark_token
 
@@ -187,10 +188,18 @@ def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
         return
     from storm_dagster.zk.embedded import server_address, server_answers
 
+    tls = zookeeper_tls(conf)
+    trusted = TrustedServers.of(conf)
     for server in conf["storm.zookeeper.servers"]:
         host, port = server_address(server, conf)
         began = time.monotonic()
-        if server_answers(host, port, tls=zookeeper_tls(conf)):
+        try:
+            answers = server_answers(host, port, tls=tls, trusted=trusted)
+        except UntrustedServer as error:
+            problem, _, remedy = error.message.partition(": ")
+            yield "broken", problem, remedy
+            continue
+        if answers:
             yield "ok", f"{host}:{port} answers in {1000 * (time.monotonic() - began):.0f} ms", ""
         else:
             over = " over TLS" if conf["storm.zookeeper.ssl.enable"] else ""

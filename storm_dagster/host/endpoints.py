@@ -65,11 +65,24 @@ class SparkEndpoint(_Endpoint):
     """True while ``dev`` starts it: a placement waits for it."""
 
 
+class ZooKeeperTls(_Endpoint):
+    """PEM files of the clients of the embedded ZooKeeper; only this user may read them."""
+
+    ca: str
+    """Path of the certificate of the authority that has issued the server's."""
+    certificate: str
+    """Path of the client's certificate."""
+    key: str
+    """Path of its key: the same file."""
+
+
 class ClusterFile(_Endpoint):
     """Content of ``HOME/cluster.json``."""
 
     zookeeper: str
     """``host:port``, those of an ensemble separated by commas."""
+    zookeeper_tls: ZooKeeperTls | None = None
+    """``None``: a ``dev`` of an earlier release runs, whose ZooKeeper does not speak TLS."""
     zookeeper_root: str
     nimbuses: tuple[NimbusEndpoint, ...] = ()
     supervisors: tuple[SupervisorEndpoint, ...] = ()
@@ -193,12 +206,27 @@ def _damaged(path: Path, reason: str) -> Corrupt:
     return Corrupt(f"{path} is damaged ({reason}): stop the cluster and remove the file")
 
 
+def zookeeper_tls_conf(tls: ZooKeeperTls | None) -> dict[str, Any]:
+    """Conf keys of the clients of an embedded ZooKeeper; ``None``: it does not speak TLS.
+
+    They replace those of a conf that was written for another ensemble.
+    """
+    if tls is None:
+        return {"storm.zookeeper.ssl.enable": False}
+    return {
+        "storm.zookeeper.ssl.enable": True,
+        "storm.zookeeper.ssl.truststore.path": tls.ca,
+        "storm.zookeeper.ssl.keystore.path": tls.certificate,
+        "storm.zookeeper.ssl.hostnameVerification": True,
+    }
+
+
 def cluster_addresses(cluster: "ClusterFile") -> dict[str, Any]:
     """Conf keys that follow from the addresses of a running local cluster."""
     values: dict[str, Any] = {
         "storm.zookeeper.servers": cluster.zookeeper.split(","),
         "storm.zookeeper.root": cluster.zookeeper_root,
-        "storm.zookeeper.ssl.enable": False,
+        **zookeeper_tls_conf(cluster.zookeeper_tls),
     }
     if cluster.nimbuses:
         values["nimbus.seeds"] = [

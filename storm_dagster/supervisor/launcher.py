@@ -18,12 +18,19 @@ from storm_dagster.core.slots.model import Work, Worker
 from storm_dagster.host.cgroups import JOIN
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.descendants import MARK
-from storm_dagster.host.files import read_json_object
+from storm_dagster.host.files import read_json_object, write_atomically
 from storm_dagster.host.processes import RunFile, start_ticks
 from storm_dagster.host.worker_spec import SPARE, WORKER_MODULE, WorkerSpec, worker_processes
 from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.operations.live.worker_requests import link_key_of
+from storm_dagster.security.authority import (
+    AUTHORITY_FILE,
+    CLIENT_FILE,
+    Authority,
+    CertificateFolder,
+    utc_now,
+)
 from storm_dagster.security.server_identity import DAEMON_USER, NEEDS_PROOF
 from storm_dagster.security.settings import Security
 from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
@@ -143,6 +150,8 @@ class Launcher:
                 "no cgroup (v2) can be made here: what a worker leaves is found by its mark, its "
                 "session and its parents"
             )
+        self._authority: Authority | None = None
+        """Issues the certificates of workers of other users."""
         self.spares = Spares(self._conf["supervisor.worker.spares"], self._spawn_spare)
         if self._conf["supervisor.run.worker.as.user"]:
             self.spares.number = 0  # The user of a worker is not known before its launch.
@@ -152,6 +161,9 @@ class Launcher:
                 "supervisor.worker.zookeeper.keystore.path"
             ]
             self._worker_conf["storm.zookeeper.ssl.keystore.password"] = None
+            folder = self._conf["supervisor.worker.zookeeper.authority"]
+            if folder:
+                self._authority = CertificateFolder(Path(folder).expanduser()).authority()
 
     def launch(self, port: int, work: Work, code: LocalCode) -> LiveWorker:
         """Start a worker of ``work`` in slot ``port``.
@@ -182,6 +194,7 @@ class Launcher:
                     "code_dir": str(own / code.path.name),
                     # The folder of the log is closed to the worker.
                     "log_path": "/dev/stdout",
+                    "conf": {**spec.conf, **self._certificate_conf(own)},
                 }
             )
             base_environment = user.environment(base_environment, user_home)
@@ -207,6 +220,8 @@ class Launcher:
             if user is not None:
                 folder.chmod(0o711)
                 own.mkdir(mode=0o700)
+                if self._authority is not None:
+                    _issue_certificate(self._authority, own, user)
                 worker_spec.write(own / SPEC)
                 link_code(code.path, own / code.path.name)
                 user.give(own)
@@ -227,6 +242,15 @@ class Launcher:
         return LiveWorker(
             port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started
         )
+
+    def _certificate_conf(self, own: Path) -> dict[str, str]:
+        """Conf keys of a worker of another user, which has certificates in its own folder."""
+        if self._authority is None:
+            return {}
+        return {
+            "storm.zookeeper.ssl.truststore.path": str(own / AUTHORITY_FILE),
+            "storm.zookeeper.ssl.keystore.path": str(own / CLIENT_FILE),
+        }
 
     def _note_start(
         self,
@@ -349,6 +373,16 @@ def _start_in(spare: subprocess.Popen[bytes], cgroup: WorkerCgroup | None) -> bo
     if cgroup is not None:
         _ensure_in(cgroup, spare.pid)
     return start(spare)
+
+
+def _issue_certificate(authority: Authority, own: Path, user: WorkerUser) -> None:
+    """Write the worker's key and certificate, and the authority's, into its own folder.
+
+    The user can read them when the folder is given to it, and no other user can.
+    """
+    certificate = authority.issue_client(f"worker of user {user.uid}", utc_now())
+    write_atomically(own / CLIENT_FILE, certificate, mode=0o600)
+    write_atomically(own / AUTHORITY_FILE, authority.pem, mode=0o600)
 
 
 def _ensure_in(cgroup: WorkerCgroup, pid: int) -> None:

@@ -6,6 +6,7 @@ request. Both are needed to know until when a session certainly lives
 package uses kazoo's private parts.
 """
 
+import logging
 import ssl
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,11 @@ from kazoo.protocol.serialization import (
 from kazoo.retry import KazooRetry
 
 from storm_dagster.host.clock import boot_clock
+from storm_dagster.security.peers import can_identify_peers
+from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
+from storm_dagster.zk.connect_errors import check_server
+
+_log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 1.0
 """Longest wait for the TCP connection to one server before the next one is tried."""
@@ -56,24 +62,40 @@ class SessionLease:
 
 
 class _Handler(SequentialThreadingHandler):
-    """kazoo's handler with short connects and the TLS context of the cluster.
+    """kazoo's handler with short connects to servers that are known.
 
-    kazoo's TLS context trusts the system's authorities as well.
+    A server is known by the TLS context of the cluster (kazoo's trusts the system's authorities as
+    well), or, without TLS, by its user: :class:`TrustedServers`.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None, trusted: TrustedServers | None) -> None:
+        """``trusted``: the servers that are called without TLS; ``None``: all of them."""
         super().__init__()
         self._tls = tls
+        self._trusted = trusted
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """Connect to a server.
+
+        Nothing is sent to one that is not known: raises :class:`UntrustedServer` or
+        ``ssl.SSLError``.
+        """
         # kazoo would wait a whole session timeout for each host that swallows packets.
         kwargs["timeout"] = min(kwargs.get("timeout") or CONNECT_SECONDS, CONNECT_SECONDS)
         link = super().create_connection(*args, **kwargs)
-        if self._tls is None:
-            return link
-        link.settimeout(_HANDSHAKE_SECONDS)
-        # A failing wrap_socket closes the link.
-        return self._tls.wrap_socket(link, server_hostname=kwargs["hostname"].strip("[]"))
+        host = str(kwargs["hostname"])
+        if self._tls is not None:
+            link.settimeout(_HANDSHAKE_SECONDS)
+            # A failing wrap_socket closes the link.
+            return self._tls.wrap_socket(link, server_hostname=host.strip("[]"))
+        if self._trusted is not None:
+            _, port, *_ = kwargs["address"]
+            try:
+                check_server(link, self._trusted, host, port)
+            except BaseException:
+                link.close()
+                raise
+        return link
 
     def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
         # The kernel does not see the bytes that TLS has decrypted already.
@@ -95,6 +117,8 @@ class LeaseConnection(ConnectionHandler):
         """Boot clock before the newest ping was sent; all pings have the same id."""
         self.tls_errors: deque[ssl.SSLError] = deque(maxlen=100)
         """Newest failures of TLS since the last session began; a client retries without end."""
+        self.untrusted: deque[UntrustedServer] = deque(maxlen=100)
+        """Newest refusals of servers since the last session began."""
 
     @contextmanager
     def _socket_error_handling(self) -> Iterator[None]:
@@ -102,8 +126,16 @@ class LeaseConnection(ConnectionHandler):
             try:
                 yield
             except ssl.SSLError as error:
+                if not self.tls_errors and isinstance(error, ssl.SSLCertVerificationError):
+                    _log.warning("a ZooKeeper server is not trusted: %s", error.verify_message)
                 self.tls_errors.append(error)
                 raise
+            except UntrustedServer as error:
+                if not self.untrusted:
+                    _log.warning("%s", error.message)
+                self.untrusted.append(error)
+                # kazoo tries the next server after an error of this kind only.
+                raise ConnectionRefusedError(error.message) from error
 
     def forget_lease(self) -> None:
         """Drop the lease: the session is over."""
@@ -125,6 +157,7 @@ class LeaseConnection(ConnectionHandler):
             self._ping_sent_boot = 0.0
             if response.time_out > 0:
                 self.tls_errors.clear()
+                self.untrusted.clear()
                 self.lease: SessionLease = SessionLease(
                     session_id=response.session_id,
                     answered_boot=sent_boot,
@@ -155,20 +188,29 @@ class LeaseConnection(ConnectionHandler):
 
 
 def make_client(
-    hosts: str, session_timeout_ms: int, auth: str | None = None, tls: ssl.SSLContext | None = None
+    hosts: str,
+    session_timeout_ms: int,
+    auth: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    trusted: TrustedServers | None = None,
 ) -> tuple[KazooClient, LeaseConnection]:
     """Make a kazoo client, which the caller starts, and its connection.
 
     Until it is closed, it reconnects in the background at most a second apart; requests never wait
     for that, see :class:`~storm_dagster.zk.session.ZkSession`. With ``auth`` (lines
-    "user:password") the client authenticates by digest, also after each reconnection.
+    "user:password") the client authenticates by digest, also after each reconnection. Without
+    ``tls`` it connects to ``trusted`` servers only, by default those of this user and root.
     """
+    if trusted is None:
+        trusted = TrustedServers()
+    # Where the kernel names no users, a client without a credential has nothing to lose.
+    checked = trusted if auth or can_identify_peers() else None
     retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.4, max_delay=1.0)
     credentials = [("digest", line) for line in auth.split("\n")] if auth else None
     client = KazooClient(
         hosts=hosts,
         timeout=session_timeout_ms / 1000.0,
-        handler=_Handler(tls),
+        handler=_Handler(tls, checked),
         connection_retry=retry,
         randomize_hosts=True,
         auth_data=credentials,

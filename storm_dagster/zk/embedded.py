@@ -9,6 +9,7 @@ separate hosts; this one serves ``storm-dagster dev --zookeepers 3``, tests and 
 
 import importlib.util
 import os
+import re
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,9 @@ from storm_dagster.host.files import write_atomically
 from storm_dagster.host.java import java_command
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.tables import load_table
+from storm_dagster.security.authority import CertificateFolder
+from storm_dagster.security.server_identity import TrustedServers
+from storm_dagster.zk.connect_errors import check_server
 
 _TABLE = load_table(__name__, "embedded")
 """Names of the jars, and settings of servers and members (``embedded.yaml``)."""
@@ -42,20 +46,36 @@ def zookeeper_jars() -> list[Path]:
         )
     folder = Path(roots[0]) / "jars"
     jars = sorted(folder.glob("*.jar"))
-    prefixes = (*_TABLE["jars"], *_TABLE["optional_jars"])
-    server_jars = [jar for jar in jars if jar.name.startswith(prefixes)]
-    missing = [f"{prefix}*.jar" for prefix in _TABLE["jars"] if not _has_jar(server_jars, prefix)]
+    names = {*_TABLE["jars"], *_TABLE["optional_jars"]}
+    server_jars = [jar for jar in jars if _name_of(jar) in names]
+    missing = set(_TABLE["jars"]) - {_name_of(jar) for jar in server_jars}
     if missing:
         raise Unavailable(
-            f"{folder} holds no {', '.join(missing)}: "
+            f"{folder} holds no {', '.join(f'{name}-*.jar' for name in sorted(missing))}: "
             "install pyspark from PyPI (pyspark-client has no jars), "
             "or name an ensemble in storm.zookeeper.servers"
         )
     return server_jars
 
 
-def _has_jar(jars: Sequence[Path], prefix: str) -> bool:
-    return any(jar.name.startswith(prefix) for jar in jars)
+def _name_of(jar: Path) -> str:
+    """Name of a jar without its version."""
+    return re.split(r"-\d", jar.name, maxsplit=1)[0]
+
+
+@dataclass(frozen=True)
+class ServerFiles:
+    """PEM files of a server that speaks TLS."""
+
+    keystore: Path
+    """Its key and certificate."""
+    truststore: Path
+    """Certificate of the authority of its clients."""
+
+    @staticmethod
+    def of(folder: CertificateFolder) -> "ServerFiles":
+        """The files in HOME."""
+        return ServerFiles(folder.server_file, folder.authority_file)
 
 
 def zookeeper_command(
@@ -66,6 +86,7 @@ def zookeeper_command(
     tick_ms: int = 500,
     heap_mb: int = 256,
     durable: bool = True,
+    tls: ServerFiles | None = None,
     more: Mapping[str, object] | None = None,
     java_options: Sequence[str] = (),
     class_data: Sequence[str] | None = None,
@@ -74,8 +95,9 @@ def zookeeper_command(
 
     Returns its command line. The configuration is written to ``data_dir``. Sessions of 2 ticks to
     60 s are granted. ``durable=False`` leaves out the fsync of the transaction log: the state then
-    survives the end of the process, but not of the machine. ``more`` are further lines of the
-    configuration, ``java_options`` further options of the command (:func:`ensemble_command`).
+    survives the end of the process, but not of the machine. With ``tls`` the port serves clients
+    that have a certificate, and no others. ``more`` are further lines of the configuration,
+    ``java_options`` further options of the command (:func:`ensemble_command`).
     ``class_data`` are the JVM's options for class data; by default an archive that exists is used.
     Raises ``Unavailable`` when Java or the jars are missing, ``InvalidRequest`` for a port out of
     range.
@@ -92,10 +114,9 @@ def zookeeper_command(
         "tickTime": tick_ms,
         "minSessionTimeout": 2 * tick_ms,
         "dataDir": data_dir,
-        "clientPort": port,
-        "clientPortAddress": host,
         "forceSync": "yes" if durable else "no",
         **_TABLE["settings"],
+        **_port_settings(port, host, tls),
     }
     if more is not None:
         settings.update(more)
@@ -116,6 +137,19 @@ def zookeeper_command(
         "org.apache.zookeeper.server.quorum.QuorumPeerMain",
         str(config),
     ]
+
+
+def _port_settings(port: int, host: str, tls: ServerFiles | None) -> dict[str, object]:
+    """Settings of the port for clients, which is the only one."""
+    if tls is None:
+        return {"clientPort": port, "clientPortAddress": host}
+    return {
+        "secureClientPort": port,
+        "secureClientPortAddress": host,
+        "ssl.keyStore.location": tls.keystore,
+        "ssl.trustStore.location": tls.truststore,
+        **_TABLE["tls"],
+    }
 
 
 @dataclass(frozen=True)
@@ -147,6 +181,7 @@ def ensemble_command(
     tick_ms: int = 500,
     durable: bool = True,
     password: str | None = None,
+    tls: ServerFiles | None = None,
 ) -> list[str]:
     """Write the configuration of member ``id``, and return its command line.
 
@@ -183,6 +218,7 @@ def ensemble_command(
         tick_ms=tick_ms,
         heap_mb=128,
         durable=durable,
+        tls=tls,
         more=settings,
         java_options=java_options,
     )
@@ -191,16 +227,23 @@ def ensemble_command(
 
 
 def server_status(
-    host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
+    host: str,
+    port: int,
+    timeout: float = 1.0,
+    tls: ssl.SSLContext | None = None,
+    trusted: TrustedServers | None = None,
 ) -> bytes:
     """Response of a ZooKeeper server to the ``srvr`` command.
 
-    Empty without a response.
+    Empty without a response. With ``trusted``, raises :class:`UntrustedServer` for a server that is
+    called without TLS and is not one of them.
     """
     with suppress(OSError), ExitStack() as opened:
         link = opened.enter_context(socket.create_connection((host, port), timeout=timeout))
         if tls is not None:
             link = opened.enter_context(tls.wrap_socket(link, server_hostname=host.strip("[]")))
+        elif trusted is not None:
+            check_server(link, trusted, host, port)
         link.sendall(b"srvr")
         # The server closes the connection after its response.
         return b"".join(iter(lambda: link.recv(4096), b""))
@@ -219,8 +262,15 @@ def server_address(server: str, conf: Any) -> tuple[str, int]:
 
 
 def server_answers(
-    host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
+    host: str,
+    port: int,
+    timeout: float = 1.0,
+    tls: ssl.SSLContext | None = None,
+    trusted: TrustedServers | None = None,
 ) -> bool:
-    """True if a ZooKeeper server at that address serves requests."""
+    """True if a ZooKeeper server at that address serves requests.
+
+    Raises as :func:`server_status`.
+    """
     # Not `ruok`: a server answers that before it has loaded its state.
-    return b"Mode:" in server_status(host, port, timeout, tls)
+    return b"Mode:" in server_status(host, port, timeout, tls, trusted)

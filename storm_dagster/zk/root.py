@@ -7,15 +7,17 @@ an explicit command creates it.
 
 import re
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
-from kazoo.security import ACL, CREATOR_ALL_ACL, READ_ACL_UNSAFE, Permissions
+from kazoo.security import ACL, READ_ACL_UNSAFE, Permissions
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from storm_dagster.model.records import StateHome, encode_record
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.zookeeper_access import ZooKeeperUsers, worker_may_have_made
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.connection import make_client
@@ -23,6 +25,8 @@ from storm_dagster.zk.session import ZkSession
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 """Grammar of a cluster id."""
+_NODES_PER_STEP = 1000
+"""Nodes that get their ACLs between two reports of progress."""
 _READ_PERMISSION: int = Permissions.READ
 """The only permission that changes no node."""
 
@@ -88,12 +92,17 @@ def _workers_may_read(users: ZooKeeperUsers, acl: Iterable[ACL]) -> bool:
     return any(entry.id.id in worker_digests for entry in acl)
 
 
-def is_open_to_all(hosts: str, root: str, tls: ssl.SSLContext | None) -> bool:
+def is_open_to_all(
+    hosts: str,
+    root: str,
+    tls: ssl.SSLContext | None,
+    trusted: TrustedServers | None = None,
+) -> bool:
     """True if a client without credentials may change the root node.
 
     False without the node. Raises ``Unavailable`` if no server responds within 5 s.
     """
-    client, _ = make_client(hosts, 5000, tls=tls)
+    client, _ = make_client(hosts, 5000, tls=tls, trusted=trusted)
     try:
         client.start(5)
         result = client.get_acls(root or "/")
@@ -117,61 +126,117 @@ def secure_root(session: ZkSession, progress: Callable[[int], None] = lambda vis
     are closed before the node. ``progress`` is called with the number of visited nodes. Nodes that
     a worker has closed to the cluster are not changed.
     """
-    changed = 0
-    visited = 0
-
-    def visit(node: str) -> None:
-        """Close the children of a node on the server, and then the node."""
-        nonlocal changed, visited
-        try:
-            children = session.call(
-                lambda client: client.get_children_async(node), f"the children of {node}"
-            )
-            # The cluster id is last: daemons take its ACL as proof that all nodes are closed.
-            for child in sorted(children, key=lambda name: name == paths.CLUSTER_ID[1:]):
-                if (node, child) == ("/", "zookeeper"):
-                    continue  # A node of the server.
-                visit(f"{node.rstrip('/')}/{child}")
-            former_acl, _ = session.call(
-                lambda client: client.get_acls_async(node), f"the ACL of {node}"
-            )
-            acl = session.acl(session.strip(node))
-            if former_acl != acl:
-                session.call(lambda client: client.set_acls_async(node, acl), f"the ACL of {node}")
-                changed += 1
-        except NoNodeError:
-            return  # Deleted during the visit.
-        except InvalidRequest:
-            if not worker_may_have_made(session.strip(node)):
-                raise
-        visited += 1
-        progress(visited)
-
     state = ZooKeeperClusterState(session)
     for topology_id in state.find_children(paths.TOPOLOGY) or ():
         # Workers of an earlier release created the node themselves.
         if not state.exists(paths.state_home(topology_id)):
             state.create_node(paths.state_home(topology_id), encode_record(StateHome(marker="")))
-    visit(session.root or "/")
+    root = session.root or "/"
+    cluster_id = session.full(paths.CLUSTER_ID)
+    levels = _levels_below(session, root)
+    changed = 0
+    visited = 0
+    # The cluster id is last: daemons take its ACL as proof that all nodes are closed.
+    for nodes in (*reversed(levels), [cluster_id], [root]):
+        for start in range(0, len(nodes), _NODES_PER_STEP):
+            part = nodes[start : start + _NODES_PER_STEP]
+            changed += _close_nodes(session, part)
+            visited += len(part)
+            progress(visited)
     return changed
 
 
+def _levels_below(session: ZkSession, root: str) -> list[list[str]]:
+    """Nodes below ``root``, those of each depth together, without the cluster id."""
+    levels: list[list[str]] = []
+    level = [root]
+    while level:
+        children = _children_of(session, level)
+        level = [node for node in children if node != session.full(paths.CLUSTER_ID)]
+        levels.append(level)
+    return levels
+
+
+def _children_of(session: ZkSession, nodes: Sequence[str]) -> list[str]:
+    """Full paths of all children of the nodes."""
+    results = session.pipeline(
+        [lambda client, node=node: client.get_children_async(node) for node in nodes],
+        "a read of children",
+    )
+    children: list[str] = []
+    for node, result in zip(nodes, results, strict=True):
+        if _is_skipped(session, node, result):
+            continue
+        parent = node.rstrip("/")
+        children.extend(f"{parent}/{name}" for name in sorted(result))
+    if "/zookeeper" in children:
+        children.remove("/zookeeper")  # A node of the server.
+    return children
+
+
+def _close_nodes(session: ZkSession, nodes: Sequence[str]) -> int:
+    """Give the nodes the ACL of new nodes; the number of those that had another one."""
+    results = session.pipeline(
+        [lambda client, node=node: client.get_acls_async(node) for node in nodes], "a read of ACLs"
+    )
+    open_nodes: list[str] = []
+    for node, result in zip(nodes, results, strict=True):
+        if _is_skipped(session, node, result):
+            continue
+        former_acl, _ = result
+        if former_acl != session.acl(session.strip(node)):
+            open_nodes.append(node)
+    results = session.pipeline(
+        [
+            lambda client, node=node: client.set_acls_async(node, session.acl(session.strip(node)))
+            for node in open_nodes
+        ],
+        "a change of ACLs",
+    )
+    changed = 0
+    for node, result in zip(open_nodes, results, strict=True):
+        if not _is_skipped(session, node, result):
+            changed += 1
+    return changed
+
+
+def _is_skipped(session: ZkSession, node: str, result: Any) -> bool:
+    """True if the request for the node failed, and the node needs no ACL of the cluster.
+
+    It was deleted during the visit, or a worker has closed it. Any other error is raised.
+    """
+    if not isinstance(result, Exception):
+        return False
+    is_workers = isinstance(result, InvalidRequest) and worker_may_have_made(session.strip(node))
+    if isinstance(result, NoNodeError) or is_workers:
+        return True
+    raise result
+
+
 def close_top(session: ZkSession) -> None:
-    """Keep all but the session's users from changing nodes beside the root.
+    """Keep all but the session's first user from changing nodes beside the root.
 
     For a ZooKeeper of this cluster alone. The server creates some nodes, which are open to all
     users until then.
     """
-    acl = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
+    # Not "auth": that would include the name in this client's certificate.
+    own_acl = session.acl("/")
+    assert own_acl is not None, "a session without users cannot close a node"
+    acl = [*own_acl, *READ_ACL_UNSAFE]
     for node in ("/zookeeper/quota", "/zookeeper", "/"):
         former_acl, _ = session.call(
             lambda client, node=node: client.get_acls_async(node), f"the ACL of {node}"
         )
-        # A node that is closed may belong to a secret that has been changed since.
-        if _all_may_change(former_acl):
+        if former_acl == acl:
+            continue
+        try:
             session.call(
                 lambda client, node=node: client.set_acls_async(node, acl), f"the ACL of {node}"
             )
+        except InvalidRequest:
+            # A node that is closed may belong to a secret that has been changed since.
+            if _all_may_change(former_acl):
+                raise
 
 
 def _location(state: ClusterState) -> str:

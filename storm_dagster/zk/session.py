@@ -28,7 +28,9 @@ from storm_dagster.model.errors import (
     StormDagsterError,
     Unavailable,
 )
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.zookeeper_access import ZooKeeperUsers
+from storm_dagster.zk.connect_errors import no_server, not_trusted
 from storm_dagster.zk.connection import SessionLease, make_client, multi_read_async
 
 _log = logging.getLogger(__name__)
@@ -97,6 +99,7 @@ class ZkSession:
         auth: str | None = None,
         super_acl: str = "",
         tls: ssl.SSLContext | None = None,
+        trusted: TrustedServers | None = None,
     ) -> None:
         """Connect to an ensemble.
 
@@ -104,9 +107,10 @@ class ZkSession:
         (lines of "user:password", digest) the nodes that the session creates belong to the first
         user, and to its topology's workers as far as they need them (``security/zookeeper_access``;
         ``super_acl`` as there). Reads are retried ``retry_times`` times, ``retry_interval_ms``
-        apart; the two also bound the wait for a reconnection in each request. Raises
-        ``Unavailable`` if no server answers within ``connection_timeout_ms``, and ``Misconfigured``
-        if ``tls`` does not trust them.
+        apart; the two also bound the wait for a reconnection in each request. Without ``tls`` only
+        ``trusted`` servers are called (:func:`make_client`). Raises ``Unavailable`` if no server
+        answers within ``connection_timeout_ms`` (its subclass :class:`UntrustedServer` if one is
+        not trusted), and ``Misconfigured`` if ``tls`` does not trust them.
         """
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
             raise InvalidRequest(
@@ -117,7 +121,7 @@ class ZkSession:
             raise InvalidRequest("storm.zookeeper.auth.payload is not of the form user:password")
         self.hosts = hosts
         self.users = None if auth is None else ZooKeeperUsers(auth, super_acl)
-        client, connection = make_client(hosts, session_timeout_ms, auth, tls)
+        client, connection = make_client(hosts, session_timeout_ms, auth, tls, trusted)
         self._client = client
         self._connection = connection
         self._session_timeout_ms = session_timeout_ms
@@ -149,14 +153,12 @@ class ZkSession:
             server_count = self.hosts.count(",") + 1
             if len(failures) >= server_count and len(untrusted) == len(failures):
                 self.close()
-                raise Misconfigured(
-                    f"ZooKeeper at {self.hosts} is not trusted ({untrusted[-1].verify_message}): "
-                    "name its authority in storm.zookeeper.ssl.truststore.path, and in "
-                    "storm.zookeeper.servers the hosts that its certificates name"
-                )
+                raise not_trusted(self.hosts, untrusted[-1])
             if time.monotonic() >= deadline:
                 self.close()
-                raise _no_server(self.hosts, timeout_ms, over_tls, failures)
+                if self._connection.untrusted:
+                    raise self._connection.untrusted[-1]
+                raise no_server(self.hosts, timeout_ms, over_tls, failures)
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -436,24 +438,6 @@ class ZkSession:
 def _is_credential(line: str) -> bool:
     user, colon, password = line.partition(":")
     return bool(user and colon and password)
-
-
-def _no_server(
-    hosts: str, timeout_ms: int, over_tls: bool, failures: Sequence[ssl.SSLError]
-) -> Unavailable:
-    """Error for an ensemble of which no server has answered."""
-    if not over_tls:
-        return Unavailable(
-            f"ZooKeeper at {hosts} does not answer within {timeout_ms} ms: "
-            "start it (storm-dagster daemon zookeeper, or dev), or correct storm.zookeeper.servers "
-            "and .port (over TLS it needs storm.zookeeper.ssl.enable)"
-        )
-    reason = f" ({failures[-1].reason or failures[-1]})" if failures else ""
-    return Unavailable(
-        f"ZooKeeper at {hosts} does not answer over TLS within {timeout_ms} ms{reason}: name its "
-        "secureClientPort in storm.zookeeper.servers, or remove storm.zookeeper.ssl.enable; where "
-        "it asks for certificates, name one that it trusts in storm.zookeeper.ssl.keystore.path"
-    )
 
 
 class QuorumLease:

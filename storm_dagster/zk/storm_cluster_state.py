@@ -16,6 +16,7 @@ from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable, UnknownSubtree
 from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.settings import zookeeper_payload, zookeeper_tls
 from storm_dagster.security.zookeeper_access import SUPER_ACL
 from storm_dagster.zk import root, shards, view_loading
@@ -68,6 +69,7 @@ def open_session(full_conf: Mapping[str, Any]) -> ZkSession:
         auth=zookeeper_payload(full_conf),
         super_acl=full_conf.get(SUPER_ACL) or "",
         tls=zookeeper_tls(full_conf),
+        trusted=TrustedServers.of(full_conf),
     )
 
 

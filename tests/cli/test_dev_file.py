@@ -11,7 +11,7 @@ import pytest
 from storm_dagster.cli.dev.options import DevOptions
 from storm_dagster.cli.dev.ports import DevPorts, choose_ports
 from storm_dagster.host.conf_files import load_cluster_conf
-from storm_dagster.host.endpoints import ClusterFile, DevFile, cluster_conf
+from storm_dagster.host.endpoints import ClusterFile, DevFile, ZooKeeperTls, cluster_conf
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.testing.cluster import run_cli
 
@@ -108,3 +108,17 @@ def test_a_damaged_file_is_named_and_hinders_no_start(text: str, tmp_path: Path)
 def test_damaged_former_ports_are_chosen_again(text: str, tmp_path: Path) -> None:
     (tmp_path / "ports.json").write_text(text)
     assert ports_of(tmp_path).zookeeper != 1
+
+
+def test_clients_speak_tls_as_the_file_of_the_cluster_says(tmp_path: Path) -> None:
+    (tmp_path / "storm.yaml").write_text(
+        "storm.zookeeper.ssl.enable: true\nstorm.zookeeper.ssl.truststore.path: /etc/other.pem\n"
+    )
+    ClusterFile(zookeeper="127.0.0.1:1", zookeeper_root="/storm").write(tmp_path)
+    assert not cluster_conf(tmp_path)["storm.zookeeper.ssl.enable"], "of the release before"
+    tls = ZooKeeperTls(ca="/h/authority.pem", certificate="/h/client.pem", key="/h/client.pem")
+    ClusterFile(zookeeper="127.0.0.1:1", zookeeper_root="/storm", zookeeper_tls=tls).write(tmp_path)
+    conf = cluster_conf(tmp_path)
+    assert conf["storm.zookeeper.ssl.enable"] and conf["storm.zookeeper.ssl.hostnameVerification"]
+    assert conf["storm.zookeeper.ssl.truststore.path"] == "/h/authority.pem"
+    assert conf["storm.zookeeper.ssl.keystore.path"] == "/h/client.pem"

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from kazoo.client import KazooClient
 
 from storm_dagster.cli.dev.ending import family
 from storm_dagster.host.endpoints import ClusterFile, DevFile
@@ -30,6 +31,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.records import StormBase, encode_record
+from storm_dagster.security.settings import zookeeper_payload, zookeeper_tls
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
@@ -79,9 +81,11 @@ def test_ready_means_that_everything_answers(cluster: LocalCluster) -> None:
         seen = nimbus.get("/v1/cluster")
     assert {row["id"] for row in seen["supervisors"]} == {"s1", "s2"}
 
+    tls = zookeeper_tls(cluster.conf)
+
     def modes() -> list[str]:
         servers = [server.rpartition(":") for server in endpoints.zookeeper.split(",")]
-        return sorted(str(server_mode(host, int(port))) for host, _, port in servers)
+        return sorted(str(server_mode(host, int(port), tls=tls)) for host, _, port in servers)
 
     # Each is asked for a second; Spark starts meanwhile.
     eventually(
@@ -99,6 +103,7 @@ def test_ready_means_that_everything_answers(cluster: LocalCluster) -> None:
     assert set(document) == {
         *(
             "zookeeper",
+            "zookeeper_tls",
             "zookeeper_root",
             "nimbuses",
             "supervisors",
@@ -107,6 +112,32 @@ def test_ready_means_that_everything_answers(cluster: LocalCluster) -> None:
             "zookeeper_pid",
         )
     }
+
+
+def test_another_client_reaches_zookeeper_by_the_files_of_home(cluster: LocalCluster) -> None:
+    """As ``docs/http.md`` shows it."""
+    document = json.loads((cluster.home / "cluster.json").read_text())
+    payload = zookeeper_payload(cluster.conf)
+    assert payload is not None
+    user = payload.splitlines()[0]
+    tls = document["zookeeper_tls"]
+    client = KazooClient(
+        document["zookeeper"],
+        timeout=30,
+        use_ssl=True,
+        ca=tls["ca"],
+        certfile=tls["certificate"],
+        keyfile=tls["key"],
+        auth_data=[("digest", user)],
+    )
+    client.start(30)
+    try:
+        node = client.get(f"{document['zookeeper_root']}/cluster_id")
+        assert node is not None
+        assert node[0].decode() == (cluster.home / "cluster_id").read_text().strip()
+    finally:
+        client.stop()
+        client.close()
 
 
 def test_status_has_the_tables_that_were_verbs(cluster: LocalCluster) -> None:

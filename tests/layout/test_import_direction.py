@@ -66,6 +66,7 @@ CONFINED: dict[str, set[str]] = {
     "dagster_pyspark": {"defs"},
     "pyspark": {"spark", "api", "defs", "cli"},
     "zmq": {"worker", "operations"},
+    "cryptography": {"security"},
     "confluent_kafka": {"connectors"},
     "psycopg": {"connectors"},
 }

@@ -26,8 +26,9 @@ from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.http.server import HttpService
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
 from storm_dagster.security import peers
+from storm_dagster.security.home_key import begin_start
 from storm_dagster.security.peers import can_identify_peers, owners_only, peer_user
-from storm_dagster.security.settings import Security
+from storm_dagster.security.settings import Security, zookeeper_payload
 from storm_dagster.testing.waiting import patience
 from storm_dagster.worker.dataplane.transport import Transport, _duplicate
 
@@ -220,6 +221,33 @@ def test_where_nobody_knows_the_port_serves(monkeypatch: pytest.MonkeyPatch, htt
         can_identify_peers.cache_clear()
 
 
+def test_each_start_of_dev_has_a_zookeeper_user_of_its_own(
+    tmp_path: Path,
+) -> None:
+    def start() -> ClusterPlan:
+        conf, options = load_cluster_conf(None, {}), DevOptions()
+        ports = choose_ports(options, conf, tmp_path)
+        plan = ClusterPlan(tmp_path, options, conf, ports, conf_dir=None, overrides={})
+        begin_start(tmp_path)
+        plan.close_ports()
+        return plan
+
+    path = tmp_path / "zookeeper.user"
+    first = start()
+    (tmp_path / "cluster_id").write_text("c\n")
+    users = [path.read_text().splitlines()]
+    assert zookeeper_payload(first.conf) == users[0][0]
+    first.forget_former_users()
+    # The second one dies before all nodes are its own.
+    start()
+    last = start()
+    users.append(path.read_text().splitlines())
+    assert len(users[1]) == len(set(users[1])) == 3 and users[1][-1] == users[0][0]
+    last.forget_former_users()
+    assert path.read_text().splitlines() == users[1][:1]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_where_nobody_knows_dev_makes_a_secret(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -227,6 +255,7 @@ def test_where_nobody_knows_dev_makes_a_secret(
         conf, options = load_cluster_conf(None, given), DevOptions()
         ports = choose_ports(options, conf, tmp_path)
         made = ClusterPlan(tmp_path, options, conf, ports, conf_dir=None, overrides={})
+        begin_start(tmp_path)
         made.close_ports()
         return made
 

@@ -13,10 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.wire import Request, encode_request
+from storm_dagster.security.authority import CertificateFolder
 from storm_dagster.security.peers import can_identify_peers
 from storm_dagster.testing.cluster import LocalCluster
+from storm_dagster.testing.waiting import eventually
 from storm_rigs.protocols.thrift_calls import encode_call
+from storm_rigs.servers.zookeeper_intruder import ZooKeeperIntruder
 
 pytestmark = [
     pytest.mark.cluster,
@@ -31,11 +35,8 @@ NAME = "watched"
 # What it needs is loaded before it becomes another user, who may not read all of it. Each function
 # returns what it was served, which must be nothing, and how that ended.
 _PROGRAM = """
-import encodings.idna, json, os, socket, sys
-import grpc, zmq
-from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NoAuthError
-from kazoo.handlers.threading import KazooTimeoutError
+import encodings.idna, json, os, socket, ssl, struct, sys
+import grpc, grpc._channel, zmq
 
 calls, other = json.load(sys.stdin)
 if other:
@@ -66,36 +67,23 @@ def worker(port, request):
     context.destroy()
     return answer, "no answer"
 
-def zookeeper(port, root):
-    client = KazooClient(f"127.0.0.1:{port}", timeout=30)
-    done, how = [], {}
-    for name, attempt in {
-        "read": lambda: client.get(f"{root}/cluster_id"),
-        "list": lambda: client.get_children(f"{root}/topology"),
-        "change": lambda: client.set(f"{root}/epoch", b""),
-        "create": lambda: client.create(f"{root}/topology/forged", b""),
-        "create beside": lambda: client.create("/forged", b""),
-        "change the server's": lambda: client.set("/zookeeper", b""),
-        "create below the server's": lambda: client.create("/zookeeper/forged", b""),
-        "create a quota": lambda: client.create("/zookeeper/quota/forged", b""),
-        "delete": lambda: client.delete(f"{root}/cluster_id"),
-    }.items():
-        # Only a refusal is one: a connection that a busy machine lost says nothing.
-        for _ in range(5):
-            try:
-                if not client.connected:
-                    client.restart() if how else client.start(30)
-                attempt()
-                done.append(name)
-            except (KazooException, KazooTimeoutError) as error:
-                how[name] = type(error).__name__
-                if not isinstance(error, NoAuthError):
-                    continue
-            break
-    client.stop()
-    client.close()
-    unclear = [name for name, error in how.items() if error != "NoAuthError"]
-    return " ".join([*done, *unclear]), str(how)
+def zookeeper(port, _):
+    # Each way to begin without a certificate: a word, and a word and a session over TLS.
+    session = struct.pack("!iiqiqi16s", 44, 0, 0, 10_000, 0, 16, b"")
+    got, how = bytes_of(port, b"srvr".hex())
+    for sent in (b"srvr", session):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+                with context.wrap_socket(link) as link:
+                    link.sendall(sent)
+                    got += link.recv(100).decode("latin-1")
+        except OSError as error:
+            how += repr(error)
+    # The answer to what is not TLS is an alert of TLS.
+    return ("" if got.startswith(chr(0x15) + chr(3)) else got), how
 
 def spark(port, _):
     for _ in range(5):
@@ -163,7 +151,7 @@ def test_no_port_of_it_serves_another_user(shared_cluster: LocalCluster) -> None
     calls: list[tuple[str, int, str]] = []
     for role, _, port in sorted(ports):
         if role == "zookeeper":
-            calls.append(("zookeeper", port, str(cluster.conf["storm.zookeeper.root"])))
+            calls.append(("zookeeper", port, ""))
         elif role == "worker":
             calls.append(("worker", port, encode_request(Request("ping", "guessed")).decode()))
         elif connect.remote.endswith(f":{port}"):
@@ -200,3 +188,25 @@ def test_no_port_of_it_serves_another_user(shared_cluster: LocalCluster) -> None
         for each in (before, after)
     ]
     assert pids[0] == pids[1], after
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.long
+def test_who_takes_zookeepers_port_from_a_running_cluster_is_shown_no_password(
+    shared_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """It takes the port when the server dies, before ``dev`` starts it again."""
+    cluster = shared_cluster
+    password = (cluster.home / "zookeeper.user").read_text(encoding="ascii").partition(":")[2]
+    port = int(cluster.endpoints.zookeeper.rpartition(":")[2])
+    other = tmp_path / "other"
+    other.mkdir()
+    folder = CertificateFolder.of(other)
+    folder.prepare()
+    with ZooKeeperIntruder(port, folder.server_file) as intruder:
+        cluster.kill("zookeeper")
+        intruder.port()
+        intruder.await_calls(5)
+        sent = intruder.received()
+    assert password.strip().encode() not in sent and b"storm:" not in sent
+    eventually(lambda: [cluster.topologies()], 120, "an answer", ignore=(StormDagsterError,))

@@ -152,5 +152,5 @@ def test_the_top_is_closed_once_and_starts_go_on_after_another_secret(
 
 
 def _interrupt(seen: int) -> None:
-    if seen == 3:
+    if seen >= 3:
         raise KeyboardInterrupt

@@ -20,10 +20,12 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.cli.options import Invocation
 from storm_dagster.core.slots.model import Work
+from storm_dagster.host.endpoints import ZooKeeperTls, zookeeper_tls_conf
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
+from storm_dagster.security.authority import CertificateFolder
 from storm_dagster.security.exposure import make_private
 from storm_dagster.security.settings import zookeeper_tls
 from storm_dagster.supervisor.launcher import Launcher
@@ -265,6 +267,66 @@ def test_a_worker_of_another_user_gets_a_certificate_of_its_own(
         ["/etc/worker.pem", None] if other_user else [str(server.client), "planted-password"]
     )
     assert zookeeper_tls({**spec.conf, "storm.zookeeper.ssl.keystore.path": None}) is not None
+
+
+def answers_to(user: int, port: int, conf: dict[str, Any]) -> bool:
+    """True if the server answers a process of the user that has this conf."""
+    child = os.fork()
+    if child == 0:
+        answered = False
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            answered = server_answers("127.0.0.1", port, 20.0, zookeeper_tls(conf))
+        finally:
+            os._exit(0 if answered else 1)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes of other users")
+def test_each_worker_of_another_user_gets_a_certificate_that_it_alone_reads() -> None:
+    top = Path(tempfile.mkdtemp(prefix="storm-users-", dir="/tmp"))
+    top.chmod(0o755)
+    try:
+        home = make_private(top / "home")
+        authority = CertificateFolder.of(home)
+        authority.prepare()
+        client = str(authority.client_file)
+        tls = ZooKeeperTls(ca=str(authority.authority_file), certificate=client, key=client)
+        conf = {
+            **default_conf(),
+            **zookeeper_tls_conf(tls),
+            "supervisor.run.worker.as.user": True,
+            "supervisor.worker.user": "65533",
+            "supervisor.worker.zookeeper.authority": str(authority.path),
+        }
+        code = home / "code"
+        (code / "code").mkdir(parents=True)
+        (code / "stormconf.ser").write_text('{"topology.python": "/bin/true"}')
+        launched = Launcher(home, "s1", "127.0.0.1", conf).launch(
+            6900, Work("a-1-1", "a-1-1"), LocalCode(code, "0" * 64)
+        )
+        assert launched.process.child is not None
+        launched.process.child.wait()
+        own = home / "workers" / launched.worker.id / "own"
+        spec = WorkerSpec.read(own / "SPEC.json")
+        assert zookeeper_tls(spec.conf) is not None
+        paths = [
+            spec.conf[f"storm.zookeeper.ssl.{store}.path"] for store in ("truststore", "keystore")
+        ]
+        assert {Path(path).parent for path in paths} == {own}
+        for path in map(Path, paths):
+            assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (65533, 0o600)
+        assert Path(paths[1]).read_bytes() != authority.client_file.read_bytes()
+        assert authority.path.stat().st_mode & 0o077 == 0, "no worker reads the authority's key"
+        assert "supervisor.worker.zookeeper.authority" not in spec.conf
+        with EmbeddedZooKeeper(home / "zk", durable=False, certificates=authority) as zookeeper:
+            assert answers_to(65533, zookeeper.port, spec.conf), "the server knows it"
+            assert not answers_to(65533, zookeeper.port, conf), "it reads no other certificate"
+    finally:
+        shutil.rmtree(top)
 
 
 def test_doctor_asks_over_tls(

@@ -14,11 +14,12 @@ import pytest
 from storm_dagster.host import java
 from storm_dagster.host.java import java_command, java_version
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.security.authority import CertificateFolder
 from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.embedded import server_answers, zookeeper_command, zookeeper_jars
 from storm_dagster.zk.session import ZkSession
-from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper, client_context
 from storm_rigs.servers.ports import free_port
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
@@ -127,13 +128,25 @@ def test_a_server_that_dies_while_starting_quotes_its_log(tmp_path: Path) -> Non
         EmbeddedZooKeeper(folder).start()
 
 
-def test_a_server_ends_on_term_that_its_parent_ignores(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["", "--tls"])
+def test_a_server_ends_on_term_that_its_parent_ignores(tmp_path: Path, option: str) -> None:
     port = free_port()
     daemon = f"{sys.executable} -m storm_dagster daemon zookeeper"
-    verb = f"{daemon} --host 127.0.0.1 --port {port} --home {tmp_path}"
+    verb = f"{daemon} --host 127.0.0.1 --port {port} --home {tmp_path} {option}"
+    certificates = CertificateFolder.of(tmp_path)
+
+    def answers() -> bool:
+        if not option:
+            return server_answers("127.0.0.1", port)
+        if not certificates.client_file.exists():
+            return False
+        tls = client_context(certificates)
+        return server_answers("127.0.0.1", port, tls=tls)
+
     process = subprocess.Popen(["sh", "-c", f"trap '' TERM; exec {verb}"])
     try:
-        eventually(lambda: server_answers("127.0.0.1", port), 60)
+        eventually(answers, 60)
+        assert not option or not server_answers("127.0.0.1", port), "nor in clear text"
         process.terminate()
         # By the signal, and not after an order of its own.
         assert process.wait(patience(30)) == 128 + signal.SIGTERM

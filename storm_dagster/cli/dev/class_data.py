@@ -17,11 +17,19 @@ from pathlib import Path
 from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.ports import free_ports
 from storm_dagster.host.class_data import ClassData
+from storm_dagster.host.endpoints import ZooKeeperTls, zookeeper_tls_conf
 from storm_dagster.host.java import java_command
 from storm_dagster.host.waiting import poll
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.security.authority import CertificateFolder
+from storm_dagster.security.settings import zookeeper_tls
 from storm_dagster.security.spark_remote import SPARK_TOKEN
-from storm_dagster.zk.embedded import server_answers, zookeeper_command, zookeeper_jars
+from storm_dagster.zk.embedded import (
+    ServerFiles,
+    server_answers,
+    zookeeper_command,
+    zookeeper_jars,
+)
 
 _HOST = "127.0.0.1"
 _START_SECS = 120.0
@@ -93,16 +101,25 @@ def _make(data: ClassData, train: Callable[[Path, Sequence[str]], None]) -> bool
 
 
 def _train_zookeeper(folder: Path, options: Sequence[str]) -> None:
-    """Run a server through the first steps of a cluster."""
+    """Run a server through the first steps of a cluster. It speaks TLS, as that of ``dev`` does."""
     (port,) = free_ports(1)
-    command = zookeeper_command(folder, port, class_data=options)
+    certificates = CertificateFolder.of(folder)
+    certificates.prepare()
+    command = zookeeper_command(folder, port, tls=ServerFiles.of(certificates), class_data=options)
+    client = str(certificates.client_file)
+    tls = ZooKeeperTls(ca=str(certificates.authority_file), certificate=client, key=client)
     values = {
         "storm.zookeeper.servers": [f"{_HOST}:{port}"],
         "storm.zookeeper.root": "/storm",
         "storm.zookeeper.auth.payload": None,
-        "storm.zookeeper.ssl.enable": False,
+        **zookeeper_tls_conf(tls),
     }
-    with _running(command, os.environ, folder / "out", lambda: server_answers(_HOST, port)):
+    context = zookeeper_tls(values)
+
+    def is_ready() -> bool:
+        return server_answers(_HOST, port, tls=context)
+
+    with _running(command, os.environ, folder / "out", is_ready):
         readiness.prepare_root(values, None, uuid.uuid4().hex)
 
 

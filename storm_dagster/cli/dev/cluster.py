@@ -26,13 +26,14 @@ from storm_dagster.cli.dev.plan import (
 from storm_dagster.cli.dev.sockets import code_socket
 from storm_dagster.client.waiting import Progress
 from storm_dagster.host import endpoints
-from storm_dagster.host.endpoints import DevFile
+from storm_dagster.host.endpoints import DevFile, zookeeper_tls_conf
 from storm_dagster.host.files import lock_file
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.security.exposure import make_private
-from storm_dagster.security.settings import Security, zookeeper_payload
+from storm_dagster.security.home_key import begin_start
+from storm_dagster.security.settings import Security, zookeeper_payload, zookeeper_tls
 
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
@@ -145,6 +146,7 @@ class DevCluster:
         else:
             # Spark waits on a small machine for a code server, which is not one of this cluster.
             self._code_serves.set()
+        begin_start(self._home)
         self._plan.close_ports()
         ports = self._plan.ports.to_document()
         DevFile(conf=self._plan.given_conf(), ports=ports).write(self._home)
@@ -193,6 +195,8 @@ class DevCluster:
         plan = self._plan
         from storm_dagster.zk.embedded import server_answers
 
+        tls_conf = zookeeper_tls_conf(plan.zookeeper_tls)
+        tls = zookeeper_tls(tls_conf)
         self._progress("zookeeper", "STARTED")
         specs = plan.zookeeper_daemons()
         servers = [self._launch(spec) for spec in specs]
@@ -201,7 +205,7 @@ class DevCluster:
             self._launch(plan.supervisor_daemon(index)) for index in range(plan.options.supervisors)
         ]
         self._wait(
-            lambda: all(server_answers(HOST, spec.ports["client"]) for spec in specs),
+            lambda: all(server_answers(HOST, spec.ports["client"], tls=tls) for spec in specs),
             "zookeeper",
             servers,
         )
@@ -211,9 +215,10 @@ class DevCluster:
             "storm.zookeeper.servers": plan.zookeeper.split(","),
             "storm.zookeeper.root": plan.conf["storm.zookeeper.root"],
             "storm.zookeeper.auth.payload": zookeeper_payload(plan.conf),
-            "storm.zookeeper.ssl.enable": False,
+            **tls_conf,
         }
         cluster_id = readiness.prepare_root(values, stored_id, uuid.uuid4().hex)
+        plan.forget_former_users()
         id_file.write_text(cluster_id + "\n", encoding="ascii")
         self._progress("zookeeper", "SUCCESS")
         self._progress("nimbus", "STARTED")
@@ -451,6 +456,7 @@ class DevCluster:
             )
         cluster = endpoints.ClusterFile(
             zookeeper=plan.zookeeper,
+            zookeeper_tls=plan.zookeeper_tls,
             zookeeper_root=plan.conf["storm.zookeeper.root"],
             zookeeper_pid=self._pid("zookeeper-0"),
             nimbuses=tuple(self._nimbus_endpoint(index) for index in range(len(plan.ports.thrift))),

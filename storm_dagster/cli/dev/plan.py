@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,11 +17,14 @@ from storm_dagster.cli.dev.ports import DevPorts
 from storm_dagster.cli.dev.sockets import code_socket
 from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.client.command import CLUSTER_MARK
-from storm_dagster.host.files import write_atomically
+from storm_dagster.host.endpoints import ZooKeeperTls, zookeeper_tls_conf
+from storm_dagster.host.files import read_private_file, write_atomically
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.nimbus.dagster.transport import DagsterAccess
 from storm_dagster.packaging.target import target_roots
+from storm_dagster.security.authority import CertificateFolder
 from storm_dagster.security.exposure import make_private
+from storm_dagster.security.home_key import identity_of_start
 from storm_dagster.security.peers import can_identify_peers
 from storm_dagster.security.settings import Security, zookeeper_payload
 
@@ -87,6 +91,19 @@ class ClusterPlan:
     """Values of ``-c`` and of :meth:`close_ports`, which every daemon gets."""
 
     @property
+    def certificates(self) -> CertificateFolder:
+        """Authority and certificates of the embedded ZooKeeper."""
+        return CertificateFolder.of(self.home)
+
+    @property
+    def zookeeper_tls(self) -> ZooKeeperTls:
+        """Files of the clients of the embedded ZooKeeper."""
+        client = str(self.certificates.client_file)
+        return ZooKeeperTls(
+            ca=str(self.certificates.authority_file), certificate=client, key=client
+        )
+
+    @property
     def zookeeper(self) -> str:
         """``host:port``, those of an ensemble separated by commas."""
         clients = [client for client, _, _ in self.ports.ensemble] or [self.ports.zookeeper]
@@ -135,31 +152,61 @@ class ClusterPlan:
     def close_ports(self) -> None:
         """Close the cluster's ports to other users of this machine.
 
-        A new HOME gets a ZooKeeper user that no other user knows; an older HOME keeps its own.
-        Where the kernel does not name the user of a connection, HOME gets a secret. Thrift cannot
-        check the secret without TLS, and then refuses every client.
+        ZooKeeper gets certificates of an authority in HOME. A HOME whose ZooKeeper has a user of
+        its own, as a new one has, gets another one for this start. Where the kernel does not name
+        the user of a connection, HOME gets a secret. Thrift cannot check the secret without TLS,
+        and then refuses every client.
         """
+        self.certificates.prepare()
         if not Security.of(self.conf).configured and not can_identify_peers():
-            self._use_secret_file("secret", "storm.secret.file", "", create=True)
-        needs_user = zookeeper_payload(self.conf) is None and self._is_new_home()
-        # Beside a secret that was set later, this user still opens the nodes created before.
-        self._use_secret_file(
-            "zookeeper.user", "storm.zookeeper.auth.file", "storm:", create=needs_user
-        )
+            secret = self.home / "secret"
+            if not secret.exists():
+                write_atomically(secret, f"{secrets.token_hex(32)}\n", mode=0o600)
+            self._use_secret_file(secret, "storm.secret.file")
+        self._use_zookeeper_user()
+
+    def _use_zookeeper_user(self) -> None:
+        """Make the ZooKeeper user of this start, unless the conf names another one.
+
+        The users of former starts, to whom nodes may still belong, stay below it in the file until
+        :meth:`forget_former_users`.
+        """
+        former_users = self._zookeeper_users()
+        if zookeeper_payload(self.conf) is None and (former_users or self._is_new_home()):
+            user = f"storm:{identity_of_start(self.home, 'zookeeper')}"
+            self._write_zookeeper_users([user, *former_users])
+        if self._users_file.exists():
+            # Beside a secret that was set later, this user still opens the nodes created before.
+            self._use_secret_file(self._users_file, "storm.zookeeper.auth.file")
+
+    def forget_former_users(self) -> None:
+        """Remove the users of former starts: all nodes belong to the user of this one."""
+        users = self._zookeeper_users()
+        if users:
+            self._write_zookeeper_users(users[:1])
+
+    @property
+    def _users_file(self) -> Path:
+        """File with the ZooKeeper user of the newest start, and of those before it."""
+        return self.home / "zookeeper.user"
+
+    def _zookeeper_users(self) -> list[str]:
+        """Lines ``user:password`` of the file; none without it."""
+        if not self._users_file.exists():
+            return []
+        return read_private_file(self._users_file, "the ZooKeeper user of HOME").splitlines()
+
+    def _write_zookeeper_users(self, users: Iterable[str]) -> None:
+        text = "".join(f"{user}\n" for user in dict.fromkeys(users))
+        write_atomically(self._users_file, text, mode=0o600, sync=True)
 
     def _is_new_home(self) -> bool:
         """True if no cluster was ever started in HOME."""
         return not (self.home / "cluster_id").exists()
 
-    def _use_secret_file(self, name: str, key: str, prefix: str, *, create: bool) -> None:
-        """Set the conf key to the file of that name in HOME.
-
-        It is created with ``create``. Without the file the key is not changed.
-        """
-        path = self.home / name
-        if create and not path.exists():
-            write_atomically(path, f"{prefix}{secrets.token_hex(32)}\n", mode=0o600)
-        if path.exists() and not self.conf.get(key):
+    def _use_secret_file(self, path: Path, key: str) -> None:
+        """Set the conf key to the path, unless it names another file."""
+        if not self.conf.get(key):
             self.overrides = {**self.overrides, key: str(path)}
             self.conf = self.conf.with_values({key: str(path)}, "dev")
 
@@ -178,7 +225,9 @@ class ClusterPlan:
         values: dict[str, Any] = {
             "storm.zookeeper.servers": self.zookeeper.split(","),
             "storm.zookeeper.port": self.ports.zookeeper,
-            "storm.zookeeper.ssl.enable": False,
+            **zookeeper_tls_conf(self.zookeeper_tls),
+            "supervisor.worker.zookeeper.keystore.path": None,
+            "supervisor.worker.zookeeper.authority": str(self.certificates.path),
             "nimbus.seeds": [f"{HOST}:{port}" for port in self.ports.http],
         }
         if self.options.own_dagster:
@@ -192,11 +241,16 @@ class ClusterPlan:
 
     def zookeeper_daemons(self) -> list[DaemonSpec]:
         """The embedded servers; each process is the JVM itself."""
-        from storm_dagster.zk.embedded import zookeeper_command
+        from storm_dagster.zk.embedded import ServerFiles, zookeeper_command
 
         if self.ports.ensemble:
             return self._ensemble_daemons()
-        command = zookeeper_command(self.home / "zookeeper", self.ports.zookeeper, host=HOST)
+        command = zookeeper_command(
+            self.home / "zookeeper",
+            self.ports.zookeeper,
+            host=HOST,
+            tls=ServerFiles.of(self.certificates),
+        )
         return [DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})]
 
     def _ensemble_daemons(self) -> list[DaemonSpec]:
@@ -204,7 +258,7 @@ class ClusterPlan:
 
         They authenticate to each other by a password that is made of the ZooKeeper user's.
         """
-        from storm_dagster.zk.embedded import Member, ensemble_command
+        from storm_dagster.zk.embedded import Member, ServerFiles, ensemble_command
 
         members = [
             Member(index + 1, *ports, HOST) for index, ports in enumerate(self.ports.ensemble)
@@ -214,7 +268,9 @@ class ClusterPlan:
         specs: list[DaemonSpec] = []
         for index, member in enumerate(members):
             folder = self.home / "zookeeper" / str(member.id)
-            command = ensemble_command(members, member.id, folder, password=password)
+            command = ensemble_command(
+                members, member.id, folder, password=password, tls=ServerFiles.of(self.certificates)
+            )
             ports = {"client": member.client, "peer": member.peer, "election": member.election}
             specs.append(DaemonSpec("zookeeper", str(index), tuple(command), ports))
         return specs

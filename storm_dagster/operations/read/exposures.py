@@ -20,6 +20,7 @@ from storm_dagster.security.server_identity import (
     PEER_USERS,
     PLAINTEXT_PEERS,
     TrustedServers,
+    UntrustedServer,
     user_id,
     user_name,
 )
@@ -55,11 +56,9 @@ def _callers(place: ClusterPlace) -> Iterator[HealthResult]:
     access = "every local user may do all"
     if can_identify_peers():
         access = "daemons and workers serve this user and root"
-    yield (
-        "warning",
-        f"no secret: {access}; ZooKeeper takes connections of every user of this machine",
-        _SECRET,
-    )
+    if not place.conf["storm.zookeeper.ssl.enable"]:
+        access += "; ZooKeeper takes connections of every user of this machine"
+    yield "warning", f"no secret: {access}", _SECRET
 
 
 def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
@@ -98,9 +97,16 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
         return
     answering: list[str] = []
     tls = zookeeper_tls(conf)
+    trusted = TrustedServers.of(conf)
     for server in conf["storm.zookeeper.servers"]:
         address = server_address(server, conf)
-        match = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", server_status(*address, 1.0, tls))
+        try:
+            status = server_status(*address, 1.0, tls, trusted)
+        except UntrustedServer as error:
+            problem, _, remedy = error.message.partition(": ")
+            yield "warning", problem, remedy
+            continue
+        match = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", status)
         if match is None:
             yield "ok", f"{server} shows no version: it is stopped, or does not answer srvr", ""
             continue
@@ -113,7 +119,9 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
                 f"{server} is ZooKeeper {version_text}, with known holes",
                 "upgrade it to 3.9.2 or newer",
             )
-    if answering and is_open_to_all(",".join(answering), str(conf["storm.zookeeper.root"]), tls):
+    if answering and is_open_to_all(
+        ",".join(answering), str(conf["storm.zookeeper.root"]), tls, trusted
+    ):
         remedy = (
             "stop the cluster, set storm.secret.file, then `storm-dagster daemon zookeeper secure`"
         )

@@ -169,6 +169,7 @@ class LeaseView:
     def __init__(self, client: SimulatedClient) -> None:
         self.lease = SessionLease()
         self.tls_errors: list[str] = []
+        self.untrusted: list[str] = []
         self._socket = _Socket(client)
 
     def forget_lease(self) -> None:

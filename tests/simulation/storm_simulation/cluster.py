@@ -155,7 +155,12 @@ class Cluster:
         return process
 
     def _make_client(
-        self, hosts: str, session_timeout_ms: int, auth: str | None = None, tls: Any = None
+        self,
+        hosts: str,
+        session_timeout_ms: int,
+        auth: str | None = None,
+        tls: Any = None,
+        trusted: Any = None,
     ) -> tuple[SimulatedClient, Any]:
         process = self.kernel.process
         assert process is not None

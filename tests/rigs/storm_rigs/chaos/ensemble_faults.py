@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from storm_dagster.host.processes import RunFile
+from storm_dagster.security.settings import zookeeper_tls
 from storm_dagster.testing.cluster import LocalCluster
 from storm_rigs.chaos.faults import FaultContext, fault, followers, freeze, kill_process, leader
 from storm_rigs.servers.ensemble import server_mode
@@ -25,10 +26,11 @@ def _three_nimbuses(cluster: LocalCluster) -> bool:
 
 def server_in_mode(ctx: FaultContext, mode: str) -> RunFile | None:
     """One of the ZooKeeper servers that lead or follow now; ``None`` when there is none."""
+    tls = zookeeper_tls(ctx.cluster.conf)
     found = [
         record
         for record in ctx.cluster.processes("zookeeper")
-        if server_mode("127.0.0.1", record.ports["client"]) == mode
+        if server_mode("127.0.0.1", record.ports["client"], tls=tls) == mode
     ]
     return ctx.random.choice(sorted(found, key=lambda record: record.id)) if found else None
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import atexit
 import errno
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.security.authority import CertificateFolder
 from storm_dagster.testing.waiting import patience
-from storm_dagster.zk.embedded import server_answers, zookeeper_command
+from storm_dagster.zk.embedded import ServerFiles, server_answers, zookeeper_command
 from storm_dagster.zk.session import ZkSession
 
 
@@ -35,6 +37,14 @@ def _bind(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
+def client_context(certificates: CertificateFolder) -> ssl.SSLContext:
+    """TLS context of a client with these certificates."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(certificates.authority_file)
+    context.load_cert_chain(certificates.client_file)
+    return context
+
+
 class EmbeddedZooKeeper:
     """One standalone ZooKeeper server as a child process of this one.
 
@@ -53,9 +63,12 @@ class EmbeddedZooKeeper:
         log_path: Path | None = None,
         durable: bool = True,
         more: Mapping[str, object] | None = None,
+        certificates: CertificateFolder | None = None,
     ) -> None:
-        """``more``: further lines of its configuration."""
+        """``more``: further lines of its configuration; with ``certificates`` it speaks TLS."""
         self._more = more
+        self._files = ServerFiles.of(certificates) if certificates is not None else None
+        self._tls = client_context(certificates) if certificates is not None else None
         self.data_dir: Path = Path(data_dir)
         self.host = host
         self.log_path: Path = log_path or self.data_dir / "zookeeper.log"
@@ -117,6 +130,7 @@ class EmbeddedZooKeeper:
             host=self.host,
             tick_ms=self._tick_ms,
             durable=self._durable,
+            tls=self._files,
             more=self._more,
         )
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +159,7 @@ class EmbeddedZooKeeper:
                 raise Unavailable(
                     f"ZooKeeper ended with code {code} while starting: see {self.log_path}: {output[-500:].strip()}"
                 )
-            if server_answers(self.host, port):
+            if server_answers(self.host, port, tls=self._tls):
                 return
             if time.monotonic() >= deadline:
                 self.stop()

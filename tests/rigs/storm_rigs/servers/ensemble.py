@@ -11,28 +11,22 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import socket
+import ssl
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.embedded import Member, ensemble_command
+from storm_dagster.zk.embedded import Member, ensemble_command, server_status
 from storm_rigs.servers.ports import free_ports
 
 
-def server_mode(host: str, port: int, timeout: float = 1.0) -> str | None:
+def server_mode(
+    host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None
+) -> str | None:
     """``leader``, ``follower`` or ``standalone``; ``None`` while the server there serves nobody."""
-    try:
-        with socket.create_connection((host, port), timeout=timeout) as link:
-            link.settimeout(timeout)
-            link.sendall(b"srvr")
-            answer = b""
-            while part := link.recv(4096):
-                answer += part
-    except OSError:
-        return None
+    answer = server_status(host, port, timeout, tls)
     for line in answer.decode("ascii", "replace").splitlines():
         if line.startswith("Mode:"):
             return line.partition(":")[2].strip()
