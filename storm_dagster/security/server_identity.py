@@ -1,0 +1,263 @@
+"""Servers that a client may send to: who holds the other end, and which network it crosses.
+
+A server knows its callers by signatures, certificates or their user. A client that speaks in clear
+knows the server by the user of the process that holds the other end of the connection, which the
+kernel names on the same machine only. It is asked after the connection is made and before a byte is
+sent. Where TLS or another mutual proof holds, nobody is asked.
+"""
+
+import ipaddress
+import os
+import pwd
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.security.peers import (
+    can_identify_peers,
+    is_of_this_machine,
+    server_user,
+    unknown_users,
+)
+
+__all__ = [
+    "DAEMON_USER",
+    "NEEDS_PROOF",
+    "PEER_USERS",
+    "PLAINTEXT_PEERS",
+    "PlaintextPeer",
+    "TrustedServers",
+    "UntrustedServer",
+    "server_user",
+]
+
+PEER_USERS = "storm.security.peer.users"
+"""Key of the users, beside this process's own and root, whose servers are trusted."""
+PLAINTEXT_PEERS = "storm.security.plaintext.peers"
+"""Key of the servers off this machine that are called without TLS in spite of a secret."""
+DAEMON_USER = "storm.security.daemon.user"
+"""Key, in the conf of a worker, of the user id of the supervisor that started it."""
+NEEDS_PROOF = "storm.security.needs.proof"
+"""Key, in the conf of a worker, that says whether the cluster has a secret."""
+
+
+class UntrustedServer(Unavailable):
+    """A server is not known to be of the cluster, and was sent nothing.
+
+    Another one, or this one later, may be: clients treat it like one that does not answer.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The name by which documents and clients know it."""
+        return Unavailable.__name__
+
+
+@dataclass(frozen=True)
+class PlaintextPeer:
+    """One entry of ``storm.security.plaintext.peers``: host, host:port, or a network (CIDR)."""
+
+    text: str
+    host: str = ""
+    """Name or address in lower case; empty for a network."""
+    port: int | None = None
+    """``None``: every port."""
+    network: ipaddress.IPv4Network | ipaddress.IPv6Network | None = None
+
+    @staticmethod
+    def parse(text: str) -> "PlaintextPeer":
+        """Read an entry. Raises :class:`InvalidRequest` for one that is none of the three."""
+        remedy = f"{PLAINTEXT_PEERS}: {text!r:.80} is no host, host:port or network (10.0.0.0/8)"
+        entry = text.strip().lower()
+        if "/" in entry:
+            try:
+                return PlaintextPeer(text, network=ipaddress.ip_network(entry))
+            except ValueError as error:
+                raise InvalidRequest(f"{remedy}: {error}") from None
+        address = _address_of(entry.strip("[]"))
+        if address is not None:
+            return PlaintextPeer(text, host=str(address))
+        host, colon, port = entry.rpartition(":")
+        if not colon:
+            host, port = entry, ""
+        host = host.strip("[]")
+        has_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+        is_host = bool(host) and " " not in host and (":" not in host or _address_of(host))
+        if not is_host or (colon and not has_port):
+            raise InvalidRequest(f"{remedy}: correct it")
+        address = _address_of(host)
+        return PlaintextPeer(text, host=str(address or host), port=int(port) if colon else None)
+
+    def covers(self, address: str, port: int, name: str = "") -> bool:
+        """True if it names the server at ``address``, which was called by ``name``.
+
+        Without a name, the host of the entry is resolved.
+        """
+        known = _address_of(address)
+        if self.network is not None:
+            return known is not None and known in self.network
+        if self.port is not None and self.port != port:
+            return False
+        if self.host in (name.strip("[]").lower(), str(known)):
+            return True
+        return not name and address in _addresses_of(self.host)
+
+
+def _address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Address that the text is, without its zone; an IPv4 one that IPv6 maps as IPv4."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _addresses_of(host: str) -> set[str]:
+    """Addresses of a host; empty if its name is not known."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {str(info[4][0]) for info in infos}
+
+
+def user_id(user: str) -> int | None:
+    """Id of a user that the conf names by name or number.
+
+    ``None`` if this host has no user of that name: nothing here belongs to it.
+    """
+    if user.isascii() and user.isdigit():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
+
+
+def user_name(uid: int) -> str:
+    """Name of a user for messages, with the id."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+@dataclass(frozen=True)
+class TrustedServers:
+    """Servers that a process sends to in clear. Without any conf: its own user's, and root's."""
+
+    users: frozenset[int] = field(default_factory=lambda: frozenset({os.geteuid(), 0}))
+    """Ids of the users whose servers on this machine are trusted."""
+    plaintext_peers: tuple[PlaintextPeer, ...] = ()
+    """Servers of other machines that are called without TLS although there is a secret."""
+    needs_proof: bool = False
+    """True if the cluster has a secret, so that its networks are not trusted."""
+
+    @staticmethod
+    def of(conf: Any, *, users: Iterable[int] = ()) -> "TrustedServers":
+        """Read ``storm.security.*``; ``users`` are further ids, such as that of a topology.
+
+        Raises :class:`InvalidRequest` for an entry of ``storm.security.plaintext.peers`` that
+        cannot be read.
+        """
+        trusted = {os.geteuid(), 0, *users}
+        daemon_user = conf.get(DAEMON_USER)
+        if daemon_user is not None:
+            trusted.add(int(daemon_user))
+        named = (user_id(str(user)) for user in conf.get(PEER_USERS) or ())
+        trusted.update(uid for uid in named if uid is not None)
+        peers = tuple(PlaintextPeer.parse(str(text)) for text in conf.get(PLAINTEXT_PEERS) or ())
+        has_secret = bool(conf.get("storm.secret") or conf.get("storm.secret.file"))
+        return TrustedServers(
+            frozenset(trusted), peers, needs_proof=has_secret or bool(conf.get(NEEDS_PROOF))
+        )
+
+    def check(
+        self,
+        own: tuple[Any, ...],
+        peer: tuple[Any, ...],
+        *,
+        server: str,
+        name: str = "",
+        signed: bool = False,
+    ) -> None:
+        """Raise :class:`UntrustedServer` unless the server of a plaintext connection is trusted.
+
+        ``own`` and ``peer`` are the ends of a connection that this process has just opened, as of
+        ``getsockname`` and ``getpeername``. ``server`` is the server in errors, ``name`` the host
+        that was called. ``signed``: with a secret, what is sent proves who sends it and reveals
+        nothing, so that it may go to a server of this machine whose user the kernel does not name.
+        """
+        if not is_of_this_machine(own, peer):
+            self._check_network(peer, server, name)
+            return
+        owner = server_user(own, peer)
+        if owner is not None:
+            self._check_owner(owner, server)
+        elif can_identify_peers():
+            raise UntrustedServer(
+                f"{server} is sent nothing, because no process of this machine holds the other end "
+                "of the connection: try again; if something forwards the port to another machine, "
+                "use TLS (storm.tls.*), or call that machine"
+            )
+        elif not (signed and self.needs_proof):
+            remedy = "use TLS (storm.tls.*)" if self.needs_proof or not signed else _SECRET
+            raise UntrustedServer(
+                f"{server} is sent nothing, because this system does not say which user listens "
+                f"there: {remedy}"
+            )
+
+    def check_socket(self, link: socket.socket, *, server: str, name: str = "") -> None:
+        """As :meth:`check`, of the two ends of a connected socket."""
+        try:
+            own, peer = link.getsockname(), link.getpeername()
+        except OSError as error:
+            raise UntrustedServer(
+                f"{server} is sent nothing, because the connection broke at once "
+                f"({error.strerror}): try again"
+            ) from None
+        self.check(own, peer, server=server, name=name)
+
+    def _check_owner(self, owner: int, server: str) -> None:
+        """Check the user of the process at the other end."""
+        if owner in unknown_users():
+            raise UntrustedServer(
+                f"{server} is sent nothing, because a user outside this user namespace listens "
+                "there: run both in one namespace, or use TLS (storm.tls.*)"
+            )
+        if owner in self.users:
+            return
+        trusted = ", ".join(user_name(uid) for uid in sorted(self.users))
+        raise UntrustedServer(
+            f"{server} is sent nothing, because it belongs to user {user_name(owner)}, not to "
+            f"{trusted}: end that process; or, if it is of this cluster, add the line "
+            f"`{PEER_USERS}: [{_name_or_id(owner)}]` to storm.yaml"
+        )
+
+    def _check_network(self, peer: tuple[Any, ...], server: str, name: str) -> None:
+        """Check that a server on another machine may be called without TLS."""
+        if not self.needs_proof:
+            return
+        host, port, *_ = peer
+        if any(entry.covers(str(host), int(port), name) for entry in self.plaintext_peers):
+            return
+        shown = name or host
+        shown = f"[{shown}]" if ":" in str(shown) else shown
+        raise UntrustedServer(
+            f"{server} is sent nothing, because it is on another machine, is called without TLS, "
+            "and this cluster has a secret: use TLS (storm.tls.*), or, in a network that you "
+            f"trust, add the line `{PLAINTEXT_PEERS}: ['{shown}:{port}']` to storm.yaml"
+        )
+
+
+_SECRET = "set storm.secret.file, or use TLS (storm.tls.*)"
+
+
+def _name_or_id(uid: int) -> str:
+    """Name of a user as the conf has it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"'{uid}'"
