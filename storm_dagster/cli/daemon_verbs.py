@@ -27,6 +27,7 @@ from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError
 from storm_dagster.security.exposure import check_exposure, make_private
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.settings import Security, zookeeper_payload
 from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token, standalone_secret
 
@@ -339,11 +340,12 @@ def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     host, port = host_and_port(remote)
-    poll(lambda: listens(port, host), timeout=180.0)
+    trusted = TrustedServers.of(conf)
+    poll(lambda: listens(port, host, trusted), timeout=180.0)
     try:
         cluster = StormClusterState.open(conf.values)
     except StormDagsterError:
-        warm_up(remote)
+        warm_up(remote, trusted)
         return
     with cluster:
         server_conf = {**conf.values, "spark.remote": remote}

@@ -27,6 +27,7 @@ from storm_dagster.host.requirements import install_command, requirements_of
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.event_log import destination_remedy, event_log_text
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.settings import Security, zookeeper_tls
 from storm_dagster.security.spark_remote import derived_spark_token
 
@@ -213,7 +214,9 @@ def _spark(invocation: Invocation) -> Iterator[HealthResult]:
         return
     from storm_dagster.spark.session import ask_version
 
-    version = ask_version(remote, invocation.home, derived_spark_token(conf), _SPARK_SECS)
+    token = derived_spark_token(conf)
+    trusted = TrustedServers.of(conf)
+    version = ask_version(remote, invocation.home, token, _SPARK_SECS, trusted)
     yield "ok", f"{mask_text(remote)} accepts this client, Spark {version}", ""
 
 

@@ -12,6 +12,7 @@ import secrets
 import sys
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from storm_dagster.host.endpoints import home_dir
 from storm_dagster.host.files import read_private_file, write_atomically
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.settings import Security
 
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
@@ -84,6 +86,21 @@ def cluster_spark_servers(conf: Any) -> tuple[str, ...]:
     return tuple(str(url) for url in urls if url)
 
 
+@dataclass(frozen=True)
+class ClusterSpark:
+    """What the cluster's conf says of Spark Connect to the workers of topologies."""
+
+    servers: tuple[str, ...] = ()
+    """URLs of the servers that get the cluster's token."""
+    trusted: TrustedServers = field(default_factory=TrustedServers)
+    """Servers that may be sent to, whoever names them."""
+
+    @staticmethod
+    def of(conf: Any) -> "ClusterSpark":
+        """Of the cluster's conf, without that of any topology."""
+        return ClusterSpark(cluster_spark_servers(conf), TrustedServers.of(conf))
+
+
 def host_and_port(remote: str) -> tuple[str, int]:
     """Host, with its original spelling, and port of a Spark Connect URL.
 
@@ -101,6 +118,19 @@ def host_and_port(remote: str) -> tuple[str, int]:
             f"spark.remote {mask_text(remote)!r} is not a Spark Connect URL: write sc://host:port"
         )
     return host, int(port)
+
+
+def speaks_tls(url: str) -> bool:
+    """True if a client of the Spark Connect URL uses TLS, by the rule of pyspark.
+
+    ``;use_ssl=true`` says so, and ``;token=`` unless the host is ``localhost``.
+    """
+    authority, _, parameter_text = url.removeprefix("sc://").partition("/")
+    parameters = [parameter.partition("=") for parameter in parameter_text.split(";")]
+    if any(key == "use_ssl" and value.lower() == "true" for key, _, value in parameters):
+        return True
+    has_token = any(key == "token" for key, _, _ in parameters)
+    return has_token and authority.rpartition(":")[0].lower() != "localhost"
 
 
 def _address(url: str) -> tuple[str, int] | None:

@@ -25,7 +25,7 @@ from storm_dagster.model.fusion import fuse
 from storm_dagster.model.json_logs import JsonFormatter
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import ComponentSpec, TopologySpec, decode_topology
-from storm_dagster.security.spark_remote import cluster_spark_servers
+from storm_dagster.security.spark_remote import ClusterSpark
 from storm_dagster.worker.dataplane.events import EventSender
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
@@ -190,7 +190,7 @@ def _run(
         archive=spec.archive_root,
         state_dir=state_dir,
         # Only of the cluster's conf: no other server that the topology's conf names gets the token.
-        cluster_spark=cluster_spark_servers(spec.conf),
+        cluster_spark=ClusterSpark.of(spec.conf),
     )
     loop = Loop(spec, conf, transport, lease, engine)
     sync = ClusterSync(spec, conf, cluster, lease, loop)

@@ -1,0 +1,63 @@
+"""TCP connections that this process has open, whichever library opened them."""
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+
+_DESCRIPTORS = "/dev/fd"
+"""Folder with the numbers of the open files of this process."""
+
+
+@contextlib.contextmanager
+def connections_to(port: int) -> Iterator[list[socket.socket]]:
+    """The connections of this process to servers at that port, at any address.
+
+    They are duplicates, which are closed after the block: a ``shutdown`` ends the connection, a
+    ``close`` does not. Empty where the system does not list the open files of a process.
+    """
+    with contextlib.ExitStack() as open_links:
+        links: list[socket.socket] = []
+        for descriptor in _open_descriptors():
+            link = _duplicate(descriptor)
+            if link is None:
+                continue
+            open_links.enter_context(link)
+            if _peer_port(link) == port:
+                links.append(link)
+        yield links
+
+
+def _open_descriptors() -> list[int]:
+    """Numbers of the open files of this process; some may be closed by now."""
+    try:
+        return [int(name) for name in os.listdir(_DESCRIPTORS) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _duplicate(descriptor: int) -> socket.socket | None:
+    """Duplicate of a socket; ``None`` for another file, or one that was closed meanwhile."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return None
+        duplicate = os.dup(descriptor)
+    except OSError:
+        return None
+    try:
+        return socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
+        return None
+
+
+def _peer_port(link: socket.socket) -> int | None:
+    """Port at the other end of a TCP connection; ``None`` without one."""
+    if link.family not in (socket.AF_INET, socket.AF_INET6) or link.type != socket.SOCK_STREAM:
+        return None
+    try:
+        return int(link.getpeername()[1])
+    except OSError:
+        # It listens, or is not connected yet: nothing can be sent by it.
+        return None
