@@ -20,12 +20,10 @@ def connections_to(port: int) -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as open_links:
         links: list[socket.socket] = []
         for descriptor in _open_descriptors():
-            link = _duplicate(descriptor)
-            if link is None:
-                continue
-            open_links.enter_context(link)
-            if _peer_port(link) == port:
-                links.append(link)
+            with contextlib.suppress(OSError):
+                link = open_links.enter_context(duplicate(descriptor))
+                if _peer_port(link) == port:
+                    links.append(link)
         yield links
 
 
@@ -37,19 +35,20 @@ def _open_descriptors() -> list[int]:
         return []
 
 
-def _duplicate(descriptor: int) -> socket.socket | None:
-    """Duplicate of a socket; ``None`` for another file, or one that was closed meanwhile."""
+def duplicate(descriptor: int) -> socket.socket:
+    """Duplicate the socket of a connection that a library holds.
+
+    The connection may have ended since. Its descriptor is another socket's then, or that of no
+    socket, for which ``OSError`` is raised.
+    """
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        raise OSError(f"file {descriptor} is no socket")
+    copy = os.dup(descriptor)
     try:
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return None
-        duplicate = os.dup(descriptor)
+        return socket.socket(fileno=copy)
     except OSError:
-        return None
-    try:
-        return socket.socket(fileno=duplicate)
-    except OSError:
-        os.close(duplicate)
-        return None
+        os.close(copy)
+        raise
 
 
 def _peer_port(link: socket.socket) -> int | None:
