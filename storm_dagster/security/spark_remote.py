@@ -1,10 +1,11 @@
 """Clients of Spark Connect servers: token, session ids and Python archives.
 
 Only clients with the token of an embedded server run code there. It is in ``HOME/spark.token``,
-which only the owner can read: random for servers on loopback, or derived from ``storm.secret`` for
-the cluster's servers on any host. Clients send it only to the servers that the cluster's conf
-names, in the header of Spark's pre-shared key, which is passed in the URL; ``;token=`` of pyspark
-would require TLS.
+which only the owner can read: for servers on loopback another one at each start of ``dev``, or
+derived from ``storm.secret`` for the cluster's servers on any host. Clients send it only to the
+servers that the cluster's conf names, in the header of Spark's pre-shared key, which is passed in
+the URL; ``;token=`` of pyspark would require TLS. Before they send it,
+:mod:`storm_dagster.spark.channel` asks who holds the server.
 """
 
 import hmac
@@ -20,6 +21,7 @@ from storm_dagster.host.endpoints import home_dir
 from storm_dagster.host.files import read_private_file, write_atomically
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.security.home_key import identity_of_start
 from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.settings import Security
 
@@ -50,7 +52,8 @@ def derived_spark_token(conf: Any) -> str | None:
 def spark_token(conf: Any, home: Path) -> str:
     """Token of the server in ``home``.
 
-    It is derived from ``storm.secret``; without that, the first call makes a random one.
+    It is derived from ``storm.secret``; without that it is the one of the last start of ``dev``
+    (:func:`renew_spark_token`), or the first call makes a random one.
     """
     path = home / _FILE
     token = derived_spark_token(conf)
@@ -62,6 +65,17 @@ def spark_token(conf: Any, home: Path) -> str:
     token = secrets.token_hex(32)
     write_atomically(path, f"{token}\n", mode=0o600)
     return token
+
+
+def renew_spark_token(conf: Any, home: Path) -> None:
+    """Give the server of ``home`` the token of this start, before the server or a client reads it.
+
+    Whoever got the token of an earlier start has nothing. A token that is derived from
+    ``storm.secret`` changes with the secret alone, because servers on other hosts have it, too.
+    """
+    if derived_spark_token(conf) is None:
+        token = identity_of_start(home, "spark connect")
+        write_atomically(home / _FILE, f"{token}\n", mode=0o600)
 
 
 def standalone_secret(conf: Any, home: Path) -> str:
