@@ -10,6 +10,7 @@ the URL; ``;token=`` of pyspark would require TLS. Before they send it,
 
 import hmac
 import secrets
+import socket
 import sys
 import uuid
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ from storm_dagster.host.files import read_private_file, write_atomically
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.security.home_key import identity_of_start
-from storm_dagster.security.server_identity import TrustedServers
+from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.settings import Security
 
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
@@ -132,6 +133,19 @@ def host_and_port(remote: str) -> tuple[str, int]:
             f"spark.remote {mask_text(remote)!r} is not a Spark Connect URL: write sc://host:port"
         )
     return host, int(port)
+
+
+def check_spark_server(link: socket.socket, host: str, port: int, trusted: TrustedServers) -> None:
+    """Check the server of a connection to ``host:port`` without TLS.
+
+    Raises :class:`UntrustedServer` with the remedy for Spark Connect.
+    """
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        trusted.check_socket(link, server=mask_text(f"Spark at sc://{shown}:{port}"), name=host)
+    except UntrustedServer as error:
+        tls = "a proxy with TLS, and ;use_ssl=true in the URL"
+        raise UntrustedServer(error.message.replace("storm.tls.*", tls)) from None
 
 
 def speaks_tls(url: str) -> bool:

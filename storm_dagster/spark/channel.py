@@ -18,6 +18,7 @@ from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.security.own_connections import connections_to
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
+from storm_dagster.security.spark_remote import check_spark_server
 
 _CONNECT_SECS = 5.0
 """Longest try to reach a server of which no connection is open yet."""
@@ -96,7 +97,7 @@ class _PlaintextServer:
                         continue
                 checked += 1
                 try:
-                    self._trusted.check_socket(link, server=self._name, name=self._host)
+                    check_spark_server(link, self._host, self._port, self._trusted)
                 except UntrustedServer as error:
                     refusal = error
                     with contextlib.suppress(OSError):
@@ -118,11 +119,11 @@ class _PlaintextServer:
             with connections_to(self._port) as links:
                 open_links = [link for link in links if _peer_address(link) in addresses]
                 for link in open_links:
-                    self._trusted.check_socket(link, server=self._name, name=self._host)
+                    check_spark_server(link, self._host, self._port, self._trusted)
             if not open_links:
                 address = (self._host, self._port)
                 with socket.create_connection(address, _CONNECT_SECS) as link:
-                    self._trusted.check_socket(link, server=self._name, name=self._host)
+                    check_spark_server(link, self._host, self._port, self._trusted)
         except OSError as error:
             raise Unavailable(
                 f"{self._name} is out of reach ({error}): start it, or correct spark.remote"

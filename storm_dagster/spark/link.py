@@ -18,7 +18,7 @@ from storm_dagster.host.futures import in_thread
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
-from storm_dagster.security.spark_remote import host_and_port, speaks_tls
+from storm_dagster.security.spark_remote import check_spark_server, host_and_port, speaks_tls
 
 SESSION_GONE = (
     "SESSION_CLOSED",
@@ -67,8 +67,7 @@ def probe(remote: str, timeout_secs: float = 5.0, trusted: TrustedServers | None
     host, port = host_and_port(remote)
     with socket.create_connection((host.strip("[]"), port), timeout=timeout_secs) as link:
         if not speaks_tls(remote):
-            server = mask_text(f"Spark at sc://{host}:{port}")
-            (trusted or TrustedServers()).check_socket(link, server=server, name=host)
+            check_spark_server(link, host.strip("[]"), port, trusted or TrustedServers())
 
 
 def check_reachable(

@@ -149,10 +149,13 @@ def open_default(keys: Mapping[str, Any], trusted: TrustedServers | None = None)
 
     os.environ[_CONNECT_MODE] = "1"
     builder = ConnectSession.builder.channelBuilder(open_channel(keys["spark.remote"], trusted))
-    for key, value in keys.items():
-        if key != "spark.remote":
-            builder = builder.config(key, value)
-    return builder.getOrCreate()  # pyright: ignore[reportReturnType]
+    session = builder.getOrCreate()
+    # Before the first call, which sends the conf: pyspark would retry it for ten minutes.
+    limit_retries(session)
+    conf = {key: value for key, value in keys.items() if key != "spark.remote"}
+    if conf:
+        session = ConnectSession.builder.config(map=conf).getOrCreate()
+    return session  # pyright: ignore[reportReturnType]
 
 
 def open_classic(master: str) -> SparkSession:

@@ -54,9 +54,9 @@ class Link:
 class LinkChecks:
     """Thread that looks at the server of each new connection of the links without a key.
 
-    A socket of such a link connects once in its life (``RECONNECT_IVL`` of -1), so that a connection
-    that was checked is not replaced by one that was not. The loop makes another socket for a link
-    in :attr:`lost`.
+    A socket of such a link connects once in its life (``RECONNECT_IVL`` of -1), so that one that was
+    checked is not replaced by one that was not. The loop makes another socket for a link in
+    :attr:`lost`.
     """
 
     def __init__(
