@@ -6,6 +6,8 @@ import socket
 import stat
 from collections.abc import Iterator
 
+_OPEN = (1, 8)
+"""States of TCP in which this end can send: ESTABLISHED and CLOSE_WAIT."""
 _DESCRIPTORS = "/dev/fd"
 """Folder with the numbers of the open files of this process."""
 
@@ -52,10 +54,14 @@ def duplicate(descriptor: int) -> socket.socket:
 
 
 def _peer_port(link: socket.socket) -> int | None:
-    """Port at the other end of a TCP connection; ``None`` without one."""
+    """Port at the other end of a TCP connection that can send; ``None`` without one."""
     if link.family not in (socket.AF_INET, socket.AF_INET6) or link.type != socket.SOCK_STREAM:
         return None
     try:
+        # An ended connection stays for a while; its other end has no owner any more.
+        has_tcp_info = hasattr(socket, "TCP_INFO")
+        if has_tcp_info and link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _OPEN:
+            return None
         return int(link.getpeername()[1])
     except OSError:
         # It listens, or is not connected yet: nothing can be sent by it.

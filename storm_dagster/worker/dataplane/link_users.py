@@ -54,7 +54,7 @@ class Link:
 class LinkChecks:
     """Thread that looks at the server of each new connection of the links without a key.
 
-    A socket of such a link connects once in its life (``RECONNECT_IVL`` of -1), so that one that was
+    A socket of such a link connects once in its life (``RECONNECT_IVL`` of -1): one that was
     checked is not replaced by one that was not. The loop makes another socket for a link in
     :attr:`lost`.
     """
