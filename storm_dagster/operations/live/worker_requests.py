@@ -222,6 +222,8 @@ def _checked_dealer(
                     is_checked = True
                     return socket
         finally:
+            # First: ZeroMQ's thread waits for ever to tell an event that nobody reads.
+            socket.disable_monitor()
             monitor.close(0)
             if not is_checked:
                 socket.close()

@@ -49,6 +49,14 @@ class Link:
     """``host:port`` of the peer."""
     may_send: bool
     """False until the server of its connection is known to be the peer; true with a key."""
+    is_over: bool = False
+    """True after an event by which it is lost."""
+
+    def close(self, linger_millis: int = 0) -> None:
+        """Close the socket."""
+        # Before the close: ZeroMQ's thread waits for ever to tell an event that nobody reads.
+        self.socket.disable_monitor()
+        self.socket.close(linger_millis)
 
 
 class LinkChecks:
@@ -95,7 +103,7 @@ class LinkChecks:
         os.eventfd_write(self._news, 1)
 
     def close(self) -> None:
-        """End the thread; before the end of the context."""
+        """End the thread; after the close of all links, and before the end of the context."""
         self._new.put(None)
         os.eventfd_write(self._news, 1)
         self._thread.join()
@@ -132,18 +140,20 @@ class LinkChecks:
         return True
 
     def _read_event(self, monitor: zmq.Socket[bytes]) -> bool:
-        """Act for an event of a link; false if there is nothing more to watch."""
+        """Act for an event of a link; false if its socket is closed."""
         link = self._watched[monitor]
         event, descriptor = read_event(monitor)
+        if event == zmq.EVENT_MONITOR_STOPPED:
+            return False
         if event == zmq.EVENT_CONNECTED and self._is_trusted(link, descriptor):
             link.may_send = True
             self._wake()
-            return True
-        if event != zmq.EVENT_MONITOR_STOPPED:
+        elif not link.is_over:
             # It connects no second time; the loop closes it.
+            link.is_over = True
             link.may_send = False
             self._due.append((time.monotonic() + _RETRY_SECS, link))
-        return False
+        return True
 
     def _is_trusted(self, link: Link, descriptor: int) -> bool:
         try:

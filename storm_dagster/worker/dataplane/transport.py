@@ -366,7 +366,7 @@ class Transport:
         unsent: list[bytes] = []
         for slot, peer in list(self.peers.items()):
             if addresses.get(slot) != peer.link.address:
-                peer.link.socket.close()
+                peer.link.close()
                 unsent += peer.backlog
                 del self.peers[slot]
         for slot, address in addresses.items():
@@ -402,7 +402,7 @@ class Transport:
             lost = checks.lost.popleft()
             for peer in self.peers.values():
                 if peer.link is lost:
-                    lost.socket.close()
+                    lost.close()
                     peer.link = self._connect(lost.address)
 
     def flush(self, broken: Broken) -> None:
@@ -506,7 +506,7 @@ class Transport:
         With ``linger``, frames that were sent before may still leave.
         """
         for peer in self.peers.values():
-            peer.link.socket.close(_LINGER_MILLIS if linger else 0)
+            peer.link.close(_LINGER_MILLIS if linger else 0)
         self.peers.clear()
         if self._checks is not None:
             self._checks.close()
