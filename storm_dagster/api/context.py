@@ -1,7 +1,7 @@
 """Context of a running task: its identity and its topology."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from storm_dagster.api.state import TaskState
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.topology import DEFAULT_STREAM, InputSpec, TopologySpec
+from storm_dagster.security.spark_remote import ClusterSpark
 
 
 def _grouping(grouping: Any) -> dict[str, Any]:
@@ -56,7 +57,7 @@ class TopologyContext:
         assignment_version: int = 0,
         open_state: "Callable[[TopologyContext], TaskState] | None" = None,
         open_positions: "Callable[[TopologyContext], Any] | None" = None,
-        cluster_spark: Sequence[str] = (),
+        cluster_spark: ClusterSpark | None = None,
     ) -> None:
         self.topology_id = topology_id
         self.spec = spec
@@ -77,8 +78,8 @@ class TopologyContext:
         self._open_state = open_state
         self._open_positions = open_positions
         """Opens the store of a source's positions (of a :class:`SourceSpout`)."""
-        self._cluster_spark = tuple(cluster_spark)
-        """URLs of the Spark Connect servers that the cluster's conf names."""
+        self._cluster_spark = cluster_spark or ClusterSpark()
+        """Spark Connect servers that get the cluster's token, and those that may be sent to."""
         self._owns = owns
         """True while this process owns the task; ``None``: it always does."""
         self._now_ms = now_ms

@@ -17,15 +17,15 @@ from typing import Any, Literal, NoReturn
 
 import click
 
+from storm_dagster.cli.first_jobs import run_first_jobs
 from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.options import Invocation, verb, verb_group
 from storm_dagster.cli.output import notify
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.memory import keep_one_heap
 from storm_dagster.host.processes import RunFile
-from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError
+from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.security.authority import LOOPBACK_NAMES, CertificateFolder
 from storm_dagster.security.exposure import check_exposure, make_private
 from storm_dagster.security.settings import Security, zookeeper_payload
@@ -275,7 +275,7 @@ def spark(
     if role != "connect":
         _become_part(conf, home, role, options)
     if options["warm_up"] is not None:
-        _run_first_jobs(conf, options["warm_up"])
+        run_first_jobs(conf, options["warm_up"])
         return
     port = conf["spark.connect.port"] or _free_port()
     master = conf["spark.connect.master"]
@@ -337,34 +337,6 @@ def _become_part(
         worker=(master, options["cores"] or os.cpu_count() or 1, options["memory"] or "1g"),
     )
     _become(command, home, f"spark-{role}", {role: port}, standalone_environment(folder), id)
-
-
-def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
-    """Run the first jobs of the server, in the placement's pinned session.
-
-    Without a cluster, they run in another session. The import of the pipeline takes place while the
-    server starts; then the server is waited for.
-    """
-    import storm_dagster.spark.assignment.pipeline  # noqa: F401
-    from storm_dagster.cli.dev.plan import PLACED
-    from storm_dagster.cli.dev.readiness import listens
-    from storm_dagster.security.spark_remote import host_and_port
-    from storm_dagster.spark.planner import plan_on_cluster
-    from storm_dagster.spark.warm_up import warm_planner, warm_up
-    from storm_dagster.zk.storm_cluster_state import StormClusterState
-
-    host, port = host_and_port(remote)
-    poll(lambda: listens(port, host), timeout=180.0)
-    try:
-        cluster = StormClusterState.open(conf.values)
-    except StormDagsterError:
-        warm_up(remote)
-        return
-    with cluster:
-        server_conf = {**conf.values, "spark.remote": remote}
-        warm_planner(
-            lambda batch: plan_on_cluster(server_conf, cluster, batch), lambda: click.echo(PLACED)
-        )
 
 
 def _free_port() -> int:

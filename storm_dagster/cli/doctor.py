@@ -222,7 +222,9 @@ def _spark(invocation: Invocation) -> Iterator[HealthResult]:
         return
     from storm_dagster.spark.session import ask_version
 
-    version = ask_version(remote, invocation.home, derived_spark_token(conf), _SPARK_SECS)
+    token = derived_spark_token(conf)
+    trusted = TrustedServers.of(conf)
+    version = ask_version(remote, invocation.home, token, _SPARK_SECS, trusted)
     yield "ok", f"{mask_text(remote)} accepts this client, Spark {version}", ""
 
 

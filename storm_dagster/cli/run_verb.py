@@ -25,7 +25,7 @@ from storm_dagster.local.differences import differences
 from storm_dagster.local.tail import sinks
 from storm_dagster.local.topology_run import RunLimits, TopologyRun
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.security.spark_remote import cluster_spark_servers
+from storm_dagster.security.spark_remote import ClusterSpark
 
 _OBSERVE_SECS = 0.1
 _BLOCKED_SECS = 5.0
@@ -203,7 +203,7 @@ def run(
             state_dir=kept_state or folder / "state",
             scratch=scratch,
             shown=shown or sinks(topology.spec),
-            cluster_spark=cluster_spark_servers(cluster),
+            cluster_spark=ClusterSpark.of(cluster),
         )
         # Made when all of the input has been checked: errors of the input are one line.
         display = make_display(invocation.json)

@@ -6,8 +6,8 @@ letters) with all tasks in one worker. Nothing here needs Linux.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.fusion import fuse
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import TopologySpec
+from storm_dagster.security.spark_remote import ClusterSpark
 from storm_dagster.worker.dataplane.events import ReportedEvent
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.single_process import number_tasks, place_all
@@ -73,8 +74,8 @@ class TopologyRun:
     """Folder for files of running programs."""
     shown: Collection[str] = ()
     """Components whose last tuples are in the reports."""
-    cluster_spark: Sequence[str] = ()
-    """Spark Connect URLs of the cluster's conf, which get its token."""
+    cluster_spark: ClusterSpark = field(default_factory=ClusterSpark)
+    """What the cluster's conf says of Spark Connect."""
     on_event: Callable[[DagsterEvent], None] = lambda event: None
     """Called with each report to Dagster, in the loop."""
     report_secs: float = 1.0

@@ -63,6 +63,7 @@ from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.thrift.service import ThriftService
 from storm_dagster.operations.inimbus import PLUGIN_FOLDER, load_inimbus
 from storm_dagster.operations.live.access_tokens import record_tokens
+from storm_dagster.operations.live.worker_requests import WorkerLinks
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.security.peers import owners_only
 from storm_dagster.security.settings import Security
@@ -133,7 +134,7 @@ def _serve(
     stack.callback(election.close)
     nimbus.wake_election = election.wake
 
-    reader = ClusterReader(nimbus, TopologyStats(security))
+    reader = ClusterReader(nimbus, TopologyStats(WorkerLinks.of(conf)))
     stack.callback(reader.close)
     submissions = Submissions(nimbus)
     lifecycle = LifecycleRequests(nimbus)

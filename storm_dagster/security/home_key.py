@@ -75,4 +75,7 @@ def _key_of(home: Path) -> str:
 
 
 def _remedy(path: Path) -> str:
-    return f"stop the cluster, and write into it a number above that of all starts (echo 1000 > {path})"
+    return (
+        "stop the cluster, and write into it a number above that of all starts "
+        f"(echo 1000 > {path})"
+    )

@@ -1,17 +1,20 @@
 """Clients of Spark Connect servers: token, session ids and Python archives.
 
 Only clients with the token of an embedded server run code there. It is in ``HOME/spark.token``,
-which only the owner can read: random for servers on loopback, or derived from ``storm.secret`` for
-the cluster's servers on any host. Clients send it only to the servers that the cluster's conf
-names, in the header of Spark's pre-shared key, which is passed in the URL; ``;token=`` of pyspark
-would require TLS.
+which only the owner can read: for servers on loopback another one at each start of ``dev``, or
+derived from ``storm.secret`` for the cluster's servers on any host. Clients send it only to the
+servers that the cluster's conf names, in the header of Spark's pre-shared key, which is passed in
+the URL; ``;token=`` of pyspark would require TLS. Before they send it,
+:mod:`storm_dagster.spark.channel` asks who holds the server.
 """
 
 import hmac
 import secrets
+import socket
 import sys
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from storm_dagster.host.endpoints import home_dir
 from storm_dagster.host.files import read_private_file, write_atomically
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.security.home_key import identity_of_start
+from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.settings import Security
 
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
@@ -48,7 +53,8 @@ def derived_spark_token(conf: Any) -> str | None:
 def spark_token(conf: Any, home: Path) -> str:
     """Token of the server in ``home``.
 
-    It is derived from ``storm.secret``; without that, the first call makes a random one.
+    It is derived from ``storm.secret``; without that it is the one of the last start of ``dev``
+    (:func:`renew_spark_token`), or the first call makes a random one.
     """
     path = home / _FILE
     token = derived_spark_token(conf)
@@ -60,6 +66,17 @@ def spark_token(conf: Any, home: Path) -> str:
     token = secrets.token_hex(32)
     write_atomically(path, f"{token}\n", mode=0o600)
     return token
+
+
+def renew_spark_token(conf: Any, home: Path) -> None:
+    """Give the server of ``home`` the token of this start, before the server or a client reads it.
+
+    Whoever got the token of an earlier start has nothing. A token that is derived from
+    ``storm.secret`` changes with the secret alone, because servers on other hosts have it, too.
+    """
+    if derived_spark_token(conf) is None:
+        token = identity_of_start(home, "spark connect")
+        write_atomically(home / _FILE, f"{token}\n", mode=0o600)
 
 
 def standalone_secret(conf: Any, home: Path) -> str:
@@ -84,6 +101,21 @@ def cluster_spark_servers(conf: Any) -> tuple[str, ...]:
     return tuple(str(url) for url in urls if url)
 
 
+@dataclass(frozen=True)
+class ClusterSpark:
+    """What the cluster's conf says of Spark Connect to the workers of topologies."""
+
+    servers: tuple[str, ...] = ()
+    """URLs of the servers that get the cluster's token."""
+    trusted: TrustedServers = field(default_factory=TrustedServers)
+    """Servers that may be sent to, whoever names them."""
+
+    @staticmethod
+    def of(conf: Any) -> "ClusterSpark":
+        """Of the cluster's conf, without that of any topology."""
+        return ClusterSpark(cluster_spark_servers(conf), TrustedServers.of(conf))
+
+
 def host_and_port(remote: str) -> tuple[str, int]:
     """Host, with its original spelling, and port of a Spark Connect URL.
 
@@ -101,6 +133,32 @@ def host_and_port(remote: str) -> tuple[str, int]:
             f"spark.remote {mask_text(remote)!r} is not a Spark Connect URL: write sc://host:port"
         )
     return host, int(port)
+
+
+def check_spark_server(link: socket.socket, host: str, port: int, trusted: TrustedServers) -> None:
+    """Check the server of a connection to ``host:port`` without TLS.
+
+    Raises :class:`UntrustedServer` with the remedy for Spark Connect.
+    """
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        trusted.check_socket(link, server=mask_text(f"Spark at sc://{shown}:{port}"), name=host)
+    except UntrustedServer as error:
+        tls = "a proxy with TLS, and ;use_ssl=true in the URL"
+        raise UntrustedServer(error.message.replace("storm.tls.*", tls)) from None
+
+
+def speaks_tls(url: str) -> bool:
+    """True if a client of the Spark Connect URL uses TLS, by the rule of pyspark.
+
+    ``;use_ssl=true`` says so, and ``;token=`` unless the host is ``localhost``.
+    """
+    authority, _, parameter_text = url.removeprefix("sc://").partition("/")
+    parameters = [parameter.partition("=") for parameter in parameter_text.split(";")]
+    if any(key == "use_ssl" and value.lower() == "true" for key, _, value in parameters):
+        return True
+    has_token = any(key == "token" for key, _, _ in parameters)
+    return has_token and authority.rpartition(":")[0].lower() != "localhost"
 
 
 def _address(url: str) -> tuple[str, int] | None:

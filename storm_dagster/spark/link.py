@@ -7,6 +7,7 @@ import it anywhere.
 """
 
 import atexit
+import re
 import socket
 import weakref
 from concurrent.futures import wait
@@ -16,7 +17,8 @@ from typing import Any
 from storm_dagster.host.futures import in_thread
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.security.spark_remote import host_and_port
+from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
+from storm_dagster.security.spark_remote import check_spark_server, host_and_port, speaks_tls
 
 SESSION_GONE = (
     "SESSION_CLOSED",
@@ -28,6 +30,8 @@ SESSION_GONE = (
 
 Over Connect they are in exceptions of several classes, grpc's among them.
 """
+_REFUSAL = re.compile(r"(Spark at sc://\S+ is sent nothing, because [^\"\n]*)")
+"""Error of a checked channel, as gRPC and pyspark repeat it."""
 RELEASE_SECS = 0.7
 """Time that the server has to release a session of an exiting process.
 
@@ -35,21 +39,43 @@ It is short, because a worker is killed soon after.
 """
 
 
-def probe(remote: str, timeout_secs: float = 5.0) -> None:
-    """Check that a server listens at the URL.
+def open_channel(remote: str, trusted: TrustedServers | None = None) -> Any:
+    """Builder of a channel that sends nothing to a server that is not ``trusted``.
 
-    ``OSError`` if none does, :class:`Unavailable` for a URL without a server. gRPC alone would
-    retry for ten minutes.
+    Every session of this package has one. The URL has the token, if the server gets one. Without
+    ``trusted``, servers of this process's user and of root are.
+    """
+    from storm_dagster.spark.channel import CheckedChannelBuilder
+
+    return CheckedChannelBuilder(remote, trusted or TrustedServers())
+
+
+def untrusted_server(error: BaseException) -> UntrustedServer | None:
+    """The refusal of a channel that an error of Spark's client says; ``None`` if it says none."""
+    refusal = _REFUSAL.search(str(error))
+    return None if refusal is None else UntrustedServer(refusal[1])
+
+
+def probe(remote: str, timeout_secs: float = 5.0, trusted: TrustedServers | None = None) -> None:
+    """Check that a server listens at the URL, and may be sent to.
+
+    ``OSError`` if none does, :class:`Unavailable` for a URL without a server, and
+    :class:`UntrustedServer` for one of another user, which is sent nothing. gRPC alone would retry
+    for ten minutes.
     """
     # The brackets of an IPv6 address belong to the URL only.
     host, port = host_and_port(remote)
-    socket.create_connection((host.strip("[]"), port), timeout=timeout_secs).close()
+    with socket.create_connection((host.strip("[]"), port), timeout=timeout_secs) as link:
+        if not speaks_tls(remote):
+            check_spark_server(link, host.strip("[]"), port, trusted or TrustedServers())
 
 
-def check_reachable(remote: str, timeout_secs: float = 5.0) -> None:
+def check_reachable(
+    remote: str, timeout_secs: float = 5.0, trusted: TrustedServers | None = None
+) -> None:
     """Check as :func:`probe`, with :class:`Unavailable` if no server listens."""
     try:
-        probe(remote, timeout_secs)
+        probe(remote, timeout_secs, trusted)
     except OSError as error:
         raise Unavailable(
             f"Spark at {mask_text(remote)} is out of reach ({error}): "

@@ -17,7 +17,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,7 @@ from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Conflict, Corrupt, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.security import spark_remote
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.spark import link
 from storm_dagster.spark import session as sessions
 
@@ -159,6 +160,8 @@ class ConnectPlanner:
     """State folder with the server's token; ``None``: STORM_DAGSTER_HOME."""
     token: str | None = None
     """Token of the server; by default that of the state folder ``home``."""
+    trusted: TrustedServers = field(default_factory=TrustedServers)
+    """Servers that may be sent to."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -168,7 +171,7 @@ class ConnectPlanner:
 
     def __call__(self, batch: PlacementBatch) -> PlacementResult:
         """Place the batch on Spark."""
-        link.check_reachable(self.remote)
+        link.check_reachable(self.remote, trusted=self.trusted)
         with self._lock:
             try:
                 return sessions.within(
@@ -225,7 +228,7 @@ class ConnectPlanner:
                 # The opener returned an existing session of the process, which other code uses.
                 session = None
         if session is None:
-            session = sessions.open_connect(url)
+            session = sessions.open_connect(url, self.trusted)
         _ship_package(session, self.remote)
         self._session = _PinnedSession(session_id, session)
         return session
@@ -307,6 +310,7 @@ def plan_on_cluster(
         )
         planner.ids = ids
         planner.token = spark_remote.derived_spark_token(conf)
+        planner.trusted = TrustedServers.of(conf)
         return planner(batch)
     if master:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -338,7 +342,12 @@ def planner_for(
         common_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{remote}#storm-dagster-plan")
         ids = FixedSessionIds(session_id or str(common_id))
         sessions.await_start(str(remote))
-        return ConnectPlanner(str(remote), ids, token=spark_remote.derived_spark_token(conf))
+        return ConnectPlanner(
+            str(remote),
+            ids,
+            token=spark_remote.derived_spark_token(conf),
+            trusted=TrustedServers.of(conf),
+        )
     master = str(conf.get("spark.master") or "local[*]")
     return lambda batch: plan_classic(lambda: sessions.open_classic(master), batch)
 

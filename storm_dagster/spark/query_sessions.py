@@ -3,12 +3,14 @@
 Otherwise they run until their session expires.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.security.server_identity import PlaintextPeer, TrustedServers
 from storm_dagster.security.spark_remote import (
     query_session_id,
     remote_with_session,
@@ -22,23 +24,31 @@ _MAX_SECS = 60.0
 
 
 def end_query_session(
-    remote: str, code: str, servers: Sequence[str] = (), token: str | None = None
+    remote: str,
+    code: str,
+    servers: Sequence[str] = (),
+    token: str | None = None,
+    trusted: TrustedServers | None = None,
 ) -> None:
     """End the session that the queries of that code share, with the queries.
 
     :class:`Unavailable` if Spark fails to. ``servers`` are those of the cluster's conf, which get
-    its token; ``token`` is derived from its secret. A session that the URL names itself is not
-    ended. Spark's client needs 150 MB, and therefore runs in a separate process.
+    its token; ``token`` is derived from its secret. Other servers than ``trusted`` ones are sent
+    nothing. A session that the URL names itself is not ended. Spark's client needs 150 MB, and
+    therefore runs in a separate process.
     """
     if ";session_id=" in remote:
         return
-    check_reachable(remote)
+    trusted = trusted or TrustedServers()
+    check_reachable(remote, trusted=trusted)
     # By its input, because the URL may contain a token, and every user can read a command line.
     url = with_spark_token(remote, servers, derived=token)
+    peers = [peer.text for peer in trusted.plaintext_peers]
+    question = json.dumps([url, sorted(trusted.users), peers, trusted.needs_proof])
     command = [sys.executable, "-m", __name__, code]
     try:
         finished = subprocess.run(
-            command, input=url, capture_output=True, text=True, timeout=_MAX_SECS, check=False
+            command, input=question, capture_output=True, text=True, timeout=_MAX_SECS, check=False
         )
     except subprocess.TimeoutExpired:
         reason = f"it takes more than {_MAX_SECS:g} s"
@@ -55,14 +65,17 @@ def end_query_session(
 def main() -> None:
     """End the session of the code in the first argument.
 
-    The input is the server's URL.
+    The input is the server's URL, and the servers that may be sent to, as JSON.
     """
-    url = sys.stdin.read()
+    url, users, peers, needs_proof = json.load(sys.stdin)
+    trusted = TrustedServers(
+        frozenset(users), tuple(PlaintextPeer.parse(text) for text in peers), needs_proof
+    )
     code = sys.argv[1]
     # Ids of sessions that were closed before stay refused: the first number that is not is the one.
     number = 0
     while True:
-        session = open_connect(remote_with_session(url, query_session_id(code, number)))
+        session = open_connect(remote_with_session(url, query_session_id(code, number)), trusted)
         try:
             for query in session.streams.active:
                 query.stop()

@@ -15,12 +15,15 @@ from storm_dagster.host.futures import in_thread
 from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.spark_remote import with_spark_token
 from storm_dagster.spark.link import (
     check_reachable,
     close_at_exit,
     forget_session,
     limit_retries,
+    open_channel,
+    untrusted_server,
 )
 from storm_dagster.spark.session_keys import KeysResult, misspelled_keys, try_keys
 
@@ -55,38 +58,49 @@ def await_start(remote: str, home: Path | None = None) -> None:
     poll(is_not_starting, timeout=_START_SECS, pause=0.2)
 
 
-def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs: float) -> str:
+def ask_version(
+    remote: str,
+    home: Path | None,
+    token: str | None,
+    timeout_secs: float,
+    trusted: TrustedServers | None = None,
+) -> str:
     """Spark's version, from a session that is released.
 
     :class:`Unavailable` with the reason. ``remote`` is the server of the cluster's conf, which gets
-    the cluster's token.
+    the cluster's token if it is ``trusted``.
     """
 
     def ask() -> str:
-        session = open_connect(with_spark_token(remote, [remote], home, token))
+        session = open_connect(with_spark_token(remote, [remote], home, token), trusted)
         try:
             return session.version
         finally:
             forget_session(session, release=True)
 
-    check_reachable(remote, 2.0)
+    check_reachable(remote, 2.0, trusted)
     return within(timeout_secs, f"Spark at {remote}", ask)
 
 
-def ask_keys(remote: str, keys: Mapping[str, str], timeout_secs: float) -> KeysResult:
+def ask_keys(
+    remote: str,
+    keys: Mapping[str, str],
+    timeout_secs: float,
+    trusted: TrustedServers | None = None,
+) -> KeysResult:
     """What a session with the server at the URL says about ``keys``.
 
     Keys that are misspelled are looked for only if none is refused.
 
-    :class:`Unavailable` if it does not answer within the time. ``remote`` has the token, if the
-    server gets one. The environment of this process is as before.
+    :class:`Unavailable` if it does not answer within the time, or is not ``trusted``. ``remote``
+    has the token, if the server gets one. The environment of this process is as before.
     """
     mode = os.environ.get(_CONNECT_MODE)
     # Before the clock starts: the import takes a second.
     import pyspark.sql.connect.session  # noqa: F401
 
     def ask() -> KeysResult:
-        session = open_connect(remote)
+        session = open_connect(remote, trusted)
         try:
             refused, unknown = try_keys(session, keys)
             if refused:
@@ -97,7 +111,7 @@ def ask_keys(remote: str, keys: Mapping[str, str], timeout_secs: float) -> KeysR
             forget_session(session, release=True)
 
     try:
-        check_reachable(remote, timeout_secs)
+        check_reachable(remote, timeout_secs, trusted)
         return within(timeout_secs, f"Spark at {mask_text(remote)}", ask)
     finally:
         # A classic session that this process opens later must not become one of Connect.
@@ -105,22 +119,42 @@ def ask_keys(remote: str, keys: Mapping[str, str], timeout_secs: float) -> KeysR
             os.environ.pop(_CONNECT_MODE, None)
 
 
-def open_connect(remote: str) -> SparkSession:
+def open_connect(remote: str, trusted: TrustedServers | None = None) -> SparkSession:
     """Open a session at the URL that does not become the process's default.
 
     So no other code uses it. The URL has the token, if the server requires one
-    (:func:`~storm_dagster.security.spark_remote.with_spark_token`).
+    (:func:`~storm_dagster.security.spark_remote.with_spark_token`). Calls of the session fail while
+    the server is not ``trusted``, which is sent nothing.
     """
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     # Without it pyspark.sql.functions look for a classic context. pyspark's own builder sets it as
     # well.
     os.environ[_CONNECT_MODE] = "1"
-    session = ConnectSession(connection=remote)
+    session = ConnectSession(connection=open_channel(remote, trusted))
     limit_retries(session)
     # The stop in one process must not end the session of the others.
     session.release_session_on_close = False
     close_at_exit(session)
+    return session  # pyright: ignore[reportReturnType]
+
+
+def open_default(keys: Mapping[str, Any], trusted: TrustedServers | None = None) -> SparkSession:
+    """The process's session at ``spark.remote`` of ``keys``, opened if it has none.
+
+    The other keys become its conf. As :func:`open_connect` it sends nothing to a server that is not
+    ``trusted``.
+    """
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    os.environ[_CONNECT_MODE] = "1"
+    builder = ConnectSession.builder.channelBuilder(open_channel(keys["spark.remote"], trusted))
+    session = builder.getOrCreate()
+    # Before the first call, which sends the conf: pyspark would retry it for ten minutes.
+    limit_retries(session)
+    conf = {key: value for key, value in keys.items() if key != "spark.remote"}
+    if conf:
+        session = ConnectSession.builder.config(map=conf).getOrCreate()
     return session  # pyright: ignore[reportReturnType]
 
 
@@ -167,6 +201,9 @@ def as_unavailable(error: Exception, subject: str) -> StormDagsterError:
     """The typed error for an error of Spark."""
     if isinstance(error, StormDagsterError):
         return error
+    refusal = untrusted_server(error)
+    if refusal is not None:
+        return refusal
     text = str(error)
     status = _STATUS.search(text)
     cause = _cause_of(error)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from storm_dagster.model.placement import PlacementBatch, SupervisorSlots, TopologyToPlace
 from storm_dagster.model.records import SupervisorInfo, WorkerSlot
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 
 _NEW = TopologyToPlace(
@@ -78,14 +79,17 @@ def warm_planner(
         planner(WARM_BATCH)
 
 
-def warm_up(remote: str) -> None:
-    """Run the first jobs on the server at the URL.
+def warm_up(remote: str, trusted: TrustedServers | None = None) -> None:
+    """Run the first jobs on the server at the URL, if it is ``trusted``.
 
     Then its JVM has compiled the plans of placements. A URL that names a session also warms that
     session's Python workers. Raises :class:`Unavailable`.
     """
     planner = ConnectPlanner(
-        remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=_DEADLINE_SECS
+        remote,
+        FixedSessionIds(str(uuid.uuid4())),
+        deadline_secs=_DEADLINE_SECS,
+        trusted=trusted or TrustedServers(),
     )
     try:
         warm_planner(planner)

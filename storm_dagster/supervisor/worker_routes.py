@@ -1,6 +1,7 @@
 """HTTP routes of a supervisor: health, workers, restarts and stacks."""
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from storm_dagster.http.logs.pages import stacks_text
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError
 from storm_dagster.model.version import __version__
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.supervisor.launcher import SPEC
 from storm_dagster.supervisor.processes import LiveWorker
 
@@ -122,8 +124,16 @@ class WorkerRoutes:
         header = f"topology {topology_id} worker port {live.port} pid {live.process.pid}"
         try:
             spec = WorkerSpec.read(self._home / "workers" / live.worker.id / SPEC)
+            # Its process says which user serves: workers may run as others than this one.
+            user = os.stat(f"/proc/{live.process.pid}").st_uid
             response = ask_worker(
-                spec.host, live.port, spec.token, "stacks", _RESPONSE_SECS, spec.link_key
+                spec.host,
+                live.port,
+                spec.token,
+                "stacks",
+                _RESPONSE_SECS,
+                spec.link_key,
+                TrustedServers.of(spec.conf, users=[user]),
             )
             return stacks_text(header, response["stacks"])
         except StormDagsterError as error:

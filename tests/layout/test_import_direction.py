@@ -5,6 +5,7 @@ on.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -52,7 +53,7 @@ EDGES: dict[str, set[str]] = {
     },
     "testing": {"model", "host", "core", "client", "api", "worker"},
     # A worker's engine without a cluster.
-    "local": {"model", "host", "core", "api", "packaging", "worker"},
+    "local": {"model", "host", "security", "core", "api", "packaging", "worker"},
     "cli": {
         *("model", "host", "security", "core", "zk", "spark", "operations"),
         *("client", "packaging", "nimbus", "supervisor", "code_server", "web", "local"),
@@ -259,6 +260,16 @@ def test_the_link_to_spark_is_in_one_place(text: str, place: str) -> None:
     ]
     # A query session of another topology is ended by the process that was started to do so.
     assert set(places) - {"spark/query_sessions.py"} == {place}
+
+
+def test_every_session_on_spark_connect_has_a_channel_that_checks_its_server() -> None:
+    """A session that pyspark opens by a URL alone sends to whoever listens there."""
+    arguments: set[str] = set()
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert ".remote(" not in text, path
+        arguments |= set(re.findall(r"(?:channelBuilder\(|connection=)(\w+)", text))
+    assert arguments == {"open_channel"}
 
 
 def test_no_module_is_longer_than_550_lines() -> None:

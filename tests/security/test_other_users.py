@@ -27,10 +27,11 @@ from storm_dagster.http.server import HttpService
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
 from storm_dagster.security import peers
 from storm_dagster.security.home_key import begin_start
+from storm_dagster.security.own_connections import duplicate
 from storm_dagster.security.peers import can_identify_peers, owners_only, peer_user
 from storm_dagster.security.settings import Security, zookeeper_payload
 from storm_dagster.testing.waiting import patience
-from storm_dagster.worker.dataplane.transport import Transport, _duplicate
+from storm_dagster.worker.dataplane.transport import Transport
 
 pytestmark = pytest.mark.skipif(
     not can_identify_peers(), reason="the kernel does not name users of connections"
@@ -157,7 +158,7 @@ def test_a_connection_that_left_before_it_was_looked_at_leaves_no_descriptor(
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
             with pytest.raises(OSError):
-                _duplicate(another.fileno())
+                duplicate(another.fileno())
         assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.security.spark_remote import spark_token
+from storm_dagster.security.home_key import begin_start
+from storm_dagster.security.spark_remote import renew_spark_token, spark_token, with_spark_token
 from storm_dagster.spark.query_sessions import end_query_session
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.servers.ports import free_port
@@ -117,6 +118,41 @@ def test_a_worker_sends_the_token_only_to_servers_of_the_cluster(
         rig.stop()
     assert (token in str(listener.headers)) == shown
     assert shown or "authorization" not in str(listener.headers)
+
+
+def test_each_start_of_dev_has_its_own_token(tmp_path: Path) -> None:
+    tokens: list[str] = []
+    for _ in range(2):
+        begin_start(tmp_path)
+        renew_spark_token({}, tmp_path)
+        tokens.append(spark_token({}, tmp_path))
+        assert spark_token({}, tmp_path) == tokens[-1], "a restarted server keeps it"
+        url = with_spark_token("sc://127.0.0.1:1", ["sc://127.0.0.1:1"], tmp_path)
+        assert url.endswith(tokens[-1]), "clients send the same"
+    assert tokens[0] != tokens[1]
+    assert (tmp_path / "spark.token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_topology_gets_the_token_for_an_address_of_the_cluster_alone(tmp_path: Path) -> None:
+    """The URL may have other parameters; another name of the same host is another address."""
+    token = spark_token({}, tmp_path)
+    servers = ["sc://127.0.0.1:15002", "sc://127.0.0.1:15003/;user_id=storm"]
+
+    def url(given: str) -> str:
+        return with_spark_token(given, servers, tmp_path)
+
+    for given in ("sc://127.0.0.1", "sc://127.0.0.1:15002/;user_id=me", "sc://127.0.0.1:15003"):
+        assert token in url(given)
+    for given in (
+        "sc://localhost:15002",
+        "sc://127.0.0.1:15004",
+        "sc://127.0.0.2:15002",
+        "sc://127.0.0.1:15002@elsewhere:1",
+        "sc://elsewhere:1/127.0.0.1:15002",
+        "sc://elsewhere:1#127.0.0.1:15002",
+        "sc://127.0.0.1:15002?:15002",
+    ):
+        assert url(given) == given
 
 
 @pytest.mark.spark

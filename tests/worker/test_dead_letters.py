@@ -34,8 +34,7 @@ from storm_dagster.core.dataplane.keyed_state import Partitioning
 from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.wire import DeadLetterQuery
 from storm_dagster.nimbus.requests.running_workers import dead_letters
-from storm_dagster.operations.live.worker_requests import ask_worker
-from storm_dagster.security.settings import Security
+from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_worker
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.worker.state.letters import DeadLetterLog
@@ -519,7 +518,7 @@ def test_letters_of_real_workers_are_paged_and_come_back(rig_of: Callable[..., W
 
     def letters(**asked: Any) -> dict[str, Any]:
         return dead_letters(
-            rig.cluster.load_view().topologies[rig.topology_id], Security(), **asked
+            rig.cluster.load_view().topologies[rig.topology_id], WorkerLinks(), **asked
         )
 
     eventually(rig.running, timeout=90, what="all workers run")

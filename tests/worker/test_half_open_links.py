@@ -135,7 +135,7 @@ def test_a_link_is_cut_later_than_a_worker_is_replaced(secs: int) -> None:
     sender = _bind(spec, {"supervisor.worker.timeout.secs": secs})
     try:
         sender.set_peers({Slot("s", 1): f"127.0.0.1:{sender.port}"}, [])
-        socket = sender.peers[Slot("s", 1)].socket
+        socket = sender.peers[Slot("s", 1)].link.socket
         assert int(socket.getsockopt(zmq.HEARTBEAT_TIMEOUT)) >= min(secs + 5, 3600) * 1000
     finally:
         sender.close()

@@ -14,8 +14,7 @@ from storm_dagster.core.dataplane.keyed_state import Contents, Partitioning, rea
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.wire import StateQuery
 from storm_dagster.nimbus.requests.running_workers import read_state
-from storm_dagster.operations.live.worker_requests import ask_worker
-from storm_dagster.security.settings import Security
+from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.state.keyed import KeyedState
 from storm_rigs.servers.ports import free_port
@@ -171,7 +170,7 @@ def test_state_is_read_page_by_page_and_by_key(make_rig: Callable[..., WorkerRig
 
     def read(component: str = "count", **asked: str) -> dict[str, Any]:
         topology = rig.cluster.load_view().topologies[rig.topology_id]
-        return read_state(topology, component, Security(), **asked)
+        return read_state(topology, component, WorkerLinks(), **asked)
 
     page, seen = read(limit="7"), Counter[str]()
     tasks: list[int] = []

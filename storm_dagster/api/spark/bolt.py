@@ -116,7 +116,7 @@ class SparkBolt(Bolt):
         """Resolve the function; the first batch creates the session."""
         self._conf = conf
         self._archive = spark_session.archive_of(context)
-        self._servers = spark_session.cluster_servers_of(context)
+        self._cluster_spark = spark_session.cluster_spark_of(context)
         self._context = context
         self._subject = f"component {context.component!r}, task {context.task_id}"
         try:
@@ -174,7 +174,7 @@ class SparkBolt(Bolt):
         if not self._retries.is_due():
             return
         try:
-            spark_session.worker_session(self._conf, self._archive, cluster_servers=self._servers)
+            spark_session.worker_session(self._conf, self._archive, cluster=self._cluster_spark)
         except Unavailable as error:
             self._await_spark(self._waiting, error)
             return
@@ -223,7 +223,7 @@ class SparkBolt(Bolt):
         part = run.parts.pop()
         try:
             session = spark_session.worker_session(
-                self._conf, self._archive, cluster_servers=self._servers
+                self._conf, self._archive, cluster=self._cluster_spark
             )
             if session is not self._session:
                 self._session = session

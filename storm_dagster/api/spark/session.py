@@ -18,14 +18,16 @@ import tempfile
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storm_dagster.host.requirements import needs
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.spark_remote import (
+    ClusterSpark,
     add_python_archive,
     query_session_id,
     remote_with_session,
@@ -35,8 +37,10 @@ from storm_dagster.spark.link import (
     SESSION_GONE,
     close_at_exit,
     limit_retries,
+    open_channel,
     probe,
     release_session,
+    untrusted_server,
 )
 from storm_dagster.spark.session_keys import KeysResult, read_back, set_keys, string_keys
 
@@ -262,7 +266,7 @@ def worker_session(
     conf: Mapping[str, Any],
     archive: Path | None = None,
     code: str = "",
-    cluster_servers: Sequence[str] = (),
+    cluster: ClusterSpark | None = None,
 ) -> "SparkSession":
     """The session of this process for that conf, created at first use.
 
@@ -270,14 +274,14 @@ def worker_session(
 
     ``archive`` is the topology's archive; a session gets it once. With ``code``, the id of the
     topology's code, all workers share a Connect session that outlives them, so that a worker finds
-    the queries that another worker started. ``cluster_servers`` are the URLs that the cluster's
-    conf names: no other server gets the cluster's token.
+    the queries that another worker started. ``cluster`` has the URLs that the cluster's conf names,
+    and whom it trusts: no other server gets the cluster's token, or anything.
     """
     target = spark_target(conf)
     with _lock:
         session = _sessions.get((*target, code))
         if session is None:
-            session = _connect(target, conf, code, cluster_servers)
+            session = _connect(target, conf, code, cluster or ClusterSpark())
             if archive is not None and archive.is_file():
                 _provide_archive(session, target, archive)
             _sessions[(*target, code)] = session
@@ -364,9 +368,9 @@ def archive_of(context: Any) -> Path | None:
     return Path(unpacked).parent / "stormjar.jar" if unpacked else None
 
 
-def cluster_servers_of(context: Any) -> Sequence[str]:
-    """The Spark Connect servers that the cluster's conf names: none in a harness."""
-    return getattr(context, "_cluster_spark", ())
+def cluster_spark_of(context: Any) -> ClusterSpark:
+    """What the cluster's conf says of Spark Connect: it names no server in a harness."""
+    return getattr(context, "_cluster_spark", ClusterSpark())
 
 
 def resolve_function(reference: str) -> Any:
@@ -402,8 +406,8 @@ def check_function(reference: Any, owner: str) -> None:
 def _connect(
     target: tuple[str, str],
     conf: Mapping[str, Any],
-    code: str = "",
-    cluster_servers: Sequence[str] = (),
+    code: str,
+    cluster: ClusterSpark,
 ) -> Any:
     """Create the session of a target: (kind, URL). The other arguments: :func:`worker_session`.
 
@@ -419,8 +423,9 @@ def _connect(
     os.environ.pop("SPARK_REMOTE", None)
     try:
         if kind == "remote":
-            probe(url)
-            return _connect_remote(with_spark_token(url, cluster_servers), spark_conf, code)
+            probe(url, trusted=cluster.trusted)
+            channel = _Channel(with_spark_token(url, cluster.servers), cluster.trusted)
+            return _connect_remote(channel, spark_conf, code)
         # Inherited too, this would make pyspark connect to a Connect server.
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
         app_name = str(conf.get("topology.name") or "topology")
@@ -429,6 +434,9 @@ def _connect(
         _keep_result(session, read_back(session, spark_conf))
         return session
     except Exception as error:
+        refusal = untrusted_server(error)
+        if refusal is not None:
+            raise refusal from None
         cause = innermost(error)
         remedy = _START
         if kind == "master" and "IllegalArgument" in cause:
@@ -442,33 +450,46 @@ def _connect(
         raise Unavailable(mask_text(message)) from error
 
 
-def _connect_remote(url: str, spark_conf: Mapping[str, str], code: str) -> Any:
+class _Channel(NamedTuple):
+    """A Connect server of a worker."""
+
+    url: str
+    """Its URL, with the token if the server gets one."""
+    trusted: TrustedServers
+    """Servers that may be sent to."""
+
+
+def _connect_remote(channel: _Channel, spark_conf: Mapping[str, str], code: str) -> Any:
     """The Connect session of the code, or without it one of this process.
 
-    A session id in ``url`` has precedence over both. Only a session of this process ends with it.
-    ``url`` has the token, if the server gets one.
+    A session id in its URL has precedence over both. Only a session of this process ends with it.
     """
+    has_id = _has_session_id(channel.url)
     if not code:
-        return _attach(url, str(uuid.uuid4()), spark_conf, own=not _has_session_id(url))
+        return _attach(channel, str(uuid.uuid4()), spark_conf, own=not has_id)
     # Spark refuses the id of a closed session permanently: the next number makes another id, the
     # same in all workers.
     for number in itertools.count():
         try:
-            return _attach(url, query_session_id(code, number), spark_conf, own=False)
+            return _attach(channel, query_session_id(code, number), spark_conf, own=False)
         except Exception as error:
-            if _has_session_id(url) or "SESSION_CLOSED" not in str(error):
+            if has_id or "SESSION_CLOSED" not in str(error):
                 raise
 
 
-def _attach(url: str, session_id: str, spark_conf: Mapping[str, str], own: bool) -> Any:
+def _attach(channel: _Channel, session_id: str, spark_conf: Mapping[str, str], own: bool) -> Any:
     """The Connect session of that id, created if it does not exist.
 
-    An id in ``url`` has precedence. ``url`` has the token, if the server gets one. With ``own`` the
-    session ends with this process.
+    An id in the channel's URL has precedence. With ``own`` the session ends with this process.
     """
-    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.session import SparkSession
 
-    session: Any = SparkSession.builder.remote(remote_with_session(url, session_id)).create()
+    url = channel.url
+    # Without it pyspark.sql.functions look for a classic context.
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    remote = remote_with_session(url, session_id)
+    builder = SparkSession.builder.channelBuilder(open_channel(remote, channel.trusted))
+    session: Any = builder.create()
     # Before the first call, so that the builder gets no conf: it would send that first.
     limit_retries(session)
     try:

@@ -126,7 +126,7 @@ class SparkSpout(Spout):
         """
         self._conf = conf
         self._archive = spark_session.archive_of(context)
-        self._servers = spark_session.cluster_servers_of(context)
+        self._cluster_spark = spark_session.cluster_spark_of(context)
         self._owner_task = min(context.component_tasks(context.component))
         # True if this task owns the query.
         self._owner = context.task_id == self._owner_task
@@ -315,7 +315,9 @@ class SparkSpout(Spout):
 
     def _start_query(self) -> Any:
         """Start the query, or continue one that runs. ``None`` if it is to halt."""
-        session = spark_session.worker_session(self._conf, self._archive, self._code, self._servers)
+        session = spark_session.worker_session(
+            self._conf, self._archive, self._code, self._cluster_spark
+        )
         if session is not self._session:
             self._session = session
             spark_session.report_keys(self, self._subject, session)

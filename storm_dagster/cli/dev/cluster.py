@@ -34,6 +34,7 @@ from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.security.exposure import make_private
 from storm_dagster.security.home_key import begin_start
 from storm_dagster.security.settings import Security, zookeeper_payload, zookeeper_tls
+from storm_dagster.security.spark_remote import renew_spark_token
 
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
@@ -148,6 +149,8 @@ class DevCluster:
             self._code_serves.set()
         begin_start(self._home)
         self._plan.close_ports()
+        if self._plan.embeds_spark:
+            renew_spark_token(self._plan.conf, self._home)
         ports = self._plan.ports.to_document()
         DevFile(conf=self._plan.given_conf(), ports=ports).write(self._home)
         needed = [self._start_control]

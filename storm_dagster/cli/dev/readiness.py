@@ -17,6 +17,7 @@ from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.nimbus.dagster.transport import queries
 from storm_dagster.security.checked_http import UntrustedConnection
+from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.settings import Security
 
 NO_DAEMON = "dagster-daemon has not reported yet"
@@ -25,12 +26,16 @@ NO_DAEMON = "dagster-daemon has not reported yet"
 _RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") { __typename } }'
 
 
-def listens(port: int, host: str = "127.0.0.1") -> bool:
-    """True if a process accepts connections at the port."""
+def listens(port: int, host: str = "127.0.0.1", trusted: TrustedServers | None = None) -> bool:
+    """True if a process of this cluster accepts connections at the port.
+
+    One of another user, who took the port before the daemon did, is none.
+    """
     try:
-        with socket.create_connection((host, port), timeout=1.0):
+        with socket.create_connection((host, port), timeout=1.0) as link:
+            (trusted or TrustedServers()).check_socket(link, server=f"{host}:{port}", name=host)
             return True
-    except OSError:
+    except (OSError, UntrustedServer):
         return False
 
 

@@ -33,10 +33,9 @@ from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
-from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
+from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_topology_master
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
-from storm_dagster.security.settings import Security
 
 EXPOSURES_CHECK = "exposures"
 DIAGNOSIS_CHECK = "diagnosis"
@@ -160,13 +159,14 @@ def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
     rows: list[tuple[str, str, str, str, str]] = []
     with step_errors(), zookeeper.cluster() as cluster:
         view = cluster.load_view()
-        security = Security.of(zookeeper.conf())
+        links = WorkerLinks.of(zookeeper.conf())
         now = int(time.time())
         active = [
             topology for topology in view.topologies.values() if topology.base.status == "ACTIVE"
         ]
         for topology in active:
-            report = ask_topology_master(topology, 1.0, link_key_of(security, topology.id))
+            key, trusted = links.to(topology)
+            report = ask_topology_master(topology, 1.0, key, trusted=trusted)
             snapshot = snapshot_topology(view, topology, report, now_secs=now)
             rows += [
                 (snapshot.name, finding.kind, finding.component, finding.text, finding.remedy)

@@ -5,11 +5,13 @@ is first opened, not when definitions load.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.operations.context import Planner
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.spark_remote import (
     cluster_spark_servers,
     derived_spark_token,
@@ -37,25 +39,6 @@ class SparkResource(ClusterHandle):
         That is ``spark.remote`` (Connect), else ``spark.master``. Its session is separate, never
         the one of placements. ``conf`` is added to the session's conf.
         """
-        from dagster_pyspark import LazyPySparkResource
-
-        from storm_dagster.spark.link import close_at_exit, limit_retries
-
-        class ClusterPySpark(LazyPySparkResource):
-            """Session that ends with its process, also if the server is unreachable."""
-
-            @property
-            def spark_session(self) -> Any:
-                is_new = self._spark_session is None
-                session = super().spark_session
-                if is_new and "spark.remote" in spark_conf:
-                    limit_retries(session)
-                    remote = spark_conf["spark.remote"]
-                    # Other processes may use a session that the URL names.
-                    is_own = ";session_id=" not in remote
-                    close_at_exit(session, remote if is_own else "", _RELEASE_SECS)
-                return session
-
         cluster_conf = self.conf()
         spark_conf: dict[str, str] = {}
         # Spark refuses both keys together: Connect comes first.
@@ -67,7 +50,9 @@ class SparkResource(ClusterHandle):
             )
         elif cluster_conf.get("spark.master"):
             spark_conf["spark.master"] = cluster_conf["spark.master"]
-        return ClusterPySpark(spark_config={**spark_conf, **(conf or {})})
+        return _pyspark_resource(
+            {**spark_conf, **(conf or {})}, TrustedServers.of(cluster_conf), release=True
+        )
 
     def planner(self, cluster: StormClusterState) -> Planner:
         """The PySpark assignment over the pinned session; connects at its first call.
@@ -86,7 +71,8 @@ class SparkResource(ClusterHandle):
             is_healing = all(topology.event == "monitor" for topology in batch.topologies)
             if conf.get("spark.remote") and not is_healing:
                 await_start(conf["spark.remote"], home)
-            return plan_on_cluster(conf, cluster, batch, open_session=open_session, home=home)
+            opener = partial(open_session, trusted=TrustedServers.of(conf))
+            return plan_on_cluster(conf, cluster, batch, open_session=opener, home=home)
 
         return plan
 
@@ -101,22 +87,55 @@ class SparkResource(ClusterHandle):
         token = derived_spark_token(conf)
         servers = cluster_spark_servers(conf)
         remote = with_spark_token(url, servers, self.home_path(), token)
-        return ask_keys(remote, keys, _ASK_SECS)
+        return ask_keys(remote, keys, _ASK_SECS, TrustedServers.of(conf))
 
 
-def open_session(spark_conf: Mapping[str, str]) -> "SparkSession":
+def _pyspark_resource(
+    spark_config: dict[str, Any], trusted: TrustedServers, *, release: bool
+) -> "LazyPySparkResource":
+    """dagster-pyspark's resource, whose Connect session sends only to ``trusted`` servers.
+
+    With ``release`` such a session ends with this process, also if the server is unreachable.
+    """
+    from dagster_pyspark import LazyPySparkResource
+    from dagster_spark.utils import flatten_dict
+
+    from storm_dagster.spark.link import close_at_exit, limit_retries
+    from storm_dagster.spark.session import open_default
+
+    keys = dict(flatten_dict(spark_config))
+
+    class ClusterPySpark(LazyPySparkResource):
+        """Session on the cluster's Spark."""
+
+        @property
+        def spark_session(self) -> Any:
+            if self._spark_session is None and "spark.remote" in keys:
+                self._spark_session = open_default(keys, trusted)
+                limit_retries(self._spark_session)
+                if release:
+                    remote = keys["spark.remote"]
+                    # Other processes may use a session that the URL names.
+                    is_own = ";session_id=" not in remote
+                    close_at_exit(self._spark_session, remote if is_own else "", _RELEASE_SECS)
+            return super().spark_session
+
+        @property
+        def spark_context(self) -> Any:
+            # That of the class would open a session without a check.
+            return self.spark_session.sparkContext
+
+    return ClusterPySpark(spark_config=spark_config)
+
+
+def open_session(spark_conf: Mapping[str, str], trusted: TrustedServers) -> "SparkSession":
     """Open a session by dagster-pyspark's resource.
 
     ``spark_conf`` names ``spark.remote`` or ``spark.master``. A Connect session outlives this
-    process.
+    process, and sends only to ``trusted`` servers.
     """
-    from dagster_pyspark import LazyPySparkResource
-
-    session = LazyPySparkResource(spark_config=dict(spark_conf)).spark_session
+    session = _pyspark_resource(dict(spark_conf), trusted, release=False).spark_session
     if "spark.remote" in spark_conf:
-        from storm_dagster.spark.link import limit_retries
-
-        limit_retries(session)
         # The end of this process must not end the pinned session, which other processes use.
         vars(session)["release_session_on_close"] = False
     return session

@@ -22,6 +22,7 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.running_workers import WorkerLevels, stacks_at
 from storm_dagster.nimbus.requests.submitting import Submissions
+from storm_dagster.operations.live.worker_requests import WorkerLinks
 from storm_dagster.security.settings import Security
 
 
@@ -32,7 +33,7 @@ def build_app(
     metrics = Metrics(nimbus, reader)
     conf = nimbus.conf
     logs = LogRoutes(
-        nimbus.logs, lambda port: stacks_at(reader.view(), port, Security.of(conf)), conf.values
+        nimbus.logs, lambda port: stacks_at(reader.view(), port, WorkerLinks.of(conf)), conf.values
     )
     api = HttpApi("storm_dagster nimbus", nimbus.identity.version)
     api.add(logs)

@@ -29,6 +29,7 @@ from storm_dagster.nimbus.requests.running_workers import dead_letters, read_sta
 from storm_dagster.nimbus.requests.starting import StartingTopologies
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.live.worker_requests import WorkerLinks
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import (
     explain_document,
@@ -62,6 +63,7 @@ class ClusterReader:
     def __init__(self, nimbus: Nimbus, masters: TopologyStats) -> None:
         self._nimbus = nimbus
         self.security: Security = Security.of(nimbus.conf)
+        self.links: WorkerLinks = WorkerLinks.of(nimbus.conf)
         self._view: tuple[float, float, ClusterView] | None = None
         """Shared view, with the monotonic times at the begin and the end of its reading."""
         self._starting = StartingTopologies(nimbus)
@@ -196,12 +198,12 @@ class ClusterReader:
     ) -> dict[str, Any]:
         """``state --json``: a page of a component's keyed state (:func:`read_state`)."""
         topology = topology_by_name(self.view(), name)
-        return read_state(topology, component, self.security, key=key, limit=limit, after=after)
+        return read_state(topology, component, self.links, key=key, limit=limit, after=after)
 
     def dead_letters(self, name: str, replay: bool = False, **page: str | None) -> dict[str, Any]:
         """``dead-letters --json``: a page of dead letters (:func:`dead_letters`)."""
         topology = topology_by_name(self.view(), name)
-        return dead_letters(topology, self.security, replay=replay, **page)
+        return dead_letters(topology, self.links, replay=replay, **page)
 
     def _problems(self, view: ClusterView, topology: TopologyView, down: list[int]) -> list[str]:
         """Reasons why the tasks ``down`` do not run, with the remedy."""

@@ -20,8 +20,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import DeadLetterQuery, LevelChange, Query, StateQuery
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.live.log_levels import keep_log_levels
-from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
-from storm_dagster.security.settings import Security
+from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_worker
 
 _log = logging.getLogger(__name__)
 _ANSWER_SECS = 2.0
@@ -45,7 +44,7 @@ class WorkerLevels:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._security = Security.of(nimbus.conf)
+        self._links = WorkerLinks.of(nimbus.conf)
 
     def change(self, topology: TopologyView, changes: Mapping[str, LevelChange]) -> None:
         """Change levels in every worker of the topology, now and at its later starts.
@@ -88,7 +87,7 @@ class WorkerLevels:
         def exchange_with(worker: WorkerSlot) -> tuple[str, dict[str, Any] | None]:
             address = f"{worker.host}:{worker.port}"
             try:
-                answer = _ask(topology, worker, self._security, "log_levels", levels=changes)
+                answer = _ask(topology, worker, self._links, "log_levels", levels=changes)
             except StormDagsterError as error:
                 _log.info("%s gave no log levels: %s", address, error)
                 return address, None
@@ -101,7 +100,7 @@ class WorkerLevels:
 
 
 def stacks_of_worker(
-    topology: TopologyView, host: str, port: int, security: Security
+    topology: TopologyView, host: str, port: int, links: WorkerLinks
 ) -> dict[str, Any]:
     """Thread -> frames, of one worker.
 
@@ -111,7 +110,7 @@ def stacks_of_worker(
     for worker in topology.workers:
         if (worker.host, worker.port) != (host, port):
             continue
-        answer = _ask(topology, worker, security, "stacks")
+        answer = _ask(topology, worker, links, "stacks")
         if answer is None:
             raise Unavailable(
                 f"the worker at {host}:{port} does not run at this moment: see its log"
@@ -122,7 +121,7 @@ def stacks_of_worker(
     )
 
 
-def stacks_at(view: ClusterView, port: int, security: Security) -> str:
+def stacks_at(view: ClusterView, port: int, links: WorkerLinks) -> str:
     """Stacks of every worker of the cluster on that port, as text.
 
     :class:`KeyNotFound` if no worker has it.
@@ -136,7 +135,7 @@ def stacks_at(view: ClusterView, port: int, security: Security) -> str:
             pid = live.pid if live else "-"
             header = f"topology {topology.id} worker {worker.host}:{port} pid {pid}"
             try:
-                stacks = stacks_of_worker(topology, worker.host, port, security)
+                stacks = stacks_of_worker(topology, worker.host, port, links)
                 text = stacks_text(header, stacks)
             except StormDagsterError as error:
                 text = stacks_text(header, None, error.message)
@@ -149,7 +148,7 @@ def stacks_at(view: ClusterView, port: int, security: Security) -> str:
 def read_state(
     topology: TopologyView,
     component: str,
-    security: Security,
+    links: WorkerLinks,
     *,
     key: str | None = None,
     limit: str | None = None,
@@ -179,13 +178,13 @@ def read_state(
             offset = 0  # An offset counts all keys of the task, but only ``key`` is wanted.
         return {"op": "state", "state": StateQuery(task, keys, offset, count)}
 
-    entries, next_page = _read_pages(topology, tasks.ids, security, limit, after, arguments)
+    entries, next_page = _read_pages(topology, tasks.ids, links, limit, after, arguments)
     return {"id": topology.id, "component": component, "entries": entries, "next": next_page}
 
 
 def dead_letters(
     topology: TopologyView,
-    security: Security,
+    links: WorkerLinks,
     *,
     component: str | None = None,
     limit: str | None = None,
@@ -214,16 +213,14 @@ def dead_letters(
     def arguments(task: int, offset: int, count: int) -> dict[str, Any]:
         return {"op": "dead_letters", "letters": DeadLetterQuery(task, offset, count, replay)}
 
-    letters, next_page = _read_pages(
-        topology, sorted(spout_tasks), security, limit, after, arguments
-    )
+    letters, next_page = _read_pages(topology, sorted(spout_tasks), links, limit, after, arguments)
     return {"id": topology.id, "letters": letters, "next": next_page}
 
 
 def _read_pages(
     topology: TopologyView,
     tasks: Iterable[int],
-    security: Security,
+    links: WorkerLinks,
     limit: str | None,
     after: str | None,
     arguments: Callable[[int, int, int], dict[str, Any]],
@@ -248,7 +245,7 @@ def _read_pages(
         page = _ask(
             topology,
             workers.get(task),
-            security,
+            links,
             secs=_READ_SECS,
             **arguments(task, offset, max_entries - len(entries)),
         )
@@ -269,7 +266,7 @@ def _read_pages(
 def _ask(
     topology: TopologyView,
     worker: WorkerSlot | None,
-    security: Security,
+    links: WorkerLinks,
     op: Query,
     secs: float = _ANSWER_SECS,
     **fields: Any,
@@ -283,8 +280,8 @@ def _ask(
     live = topology.live_workers.get(worker.slot)
     if live is None:
         return None
-    link_key = link_key_of(security, topology.id)
-    return ask_worker(worker.host, worker.port, live.token, op, secs, link_key, **fields)
+    key, trusted = links.to(topology)
+    return ask_worker(worker.host, worker.port, live.token, op, secs, key, trusted, **fields)
 
 
 def _components(topology: TopologyView) -> Mapping[str, ComponentTasks]:

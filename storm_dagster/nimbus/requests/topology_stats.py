@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import HistoryQuery
-from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
-from storm_dagster.security.settings import Security
+from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_topology_master
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +31,8 @@ _MAX_WAIT_SECS = 10.0
 class TopologyStats:
     """Calls of topology masters, which skip for a moment those that do not answer."""
 
-    def __init__(self, security: Security | None = None) -> None:
-        self._security = security or Security()
+    def __init__(self, links: WorkerLinks | None = None) -> None:
+        self._links = links or WorkerLinks()
         self._silent: dict[str, float] = {}
         """Topology id -> monotonic time until which its topology master is not called."""
         self._lock = threading.Lock()
@@ -52,9 +51,9 @@ class TopologyStats:
             if topology.id in self._silent:
                 return None
         try:
-            key = link_key_of(self._security, topology.id)
+            key, trusted = self._links.to(topology)
             answer = ask_topology_master(
-                topology, timeout=_ANSWER_SECS, link_key=key, history=history
+                topology, timeout=_ANSWER_SECS, link_key=key, history=history, trusted=trusted
             )
         except StormDagsterError as error:
             _log.info(

@@ -17,7 +17,7 @@ from storm_dagster.model.records import WorkerSlot, encode_record
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
-from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
+from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_worker
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit import submission
@@ -32,7 +32,7 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
-from storm_dagster.security.settings import Security
+from storm_dagster.security.server_identity import TrustedServers
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
@@ -193,7 +193,7 @@ def drain(ctx: OperationsContext, topology_id: str, max_secs: float) -> float:
     began = ctx.monotonic()
     if not _pause_spouts(ctx, topology_id, round(max_secs) + _ABANDONED_SECS):
         return 0.0
-    security = Security.of(ctx.conf)
+    links = WorkerLinks.of(ctx.conf)
     idle_polls = 0
     while ctx.monotonic() - began < max_secs:
         try:
@@ -205,7 +205,7 @@ def drain(ctx: OperationsContext, topology_id: str, max_secs: float) -> float:
         if topology is None or topology.assignment is None:
             break
         # Two polls in a row: a tuple between two workers is in neither of their answers.
-        if _is_idle(topology, link_key_of(security, topology_id)):
+        if _is_idle(topology, links):
             idle_polls += 1
         else:
             idle_polls = 0
@@ -269,29 +269,32 @@ def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
     retry_on_conflict(ctx, f"resuming {topology_id}", attempt)
 
 
-def _is_idle(topology: TopologyView, link_key: str) -> bool:
+def _is_idle(topology: TopologyView, links: WorkerLinks) -> bool:
     """True if no live worker has a waiting tuple or an open tree.
 
     A dead worker has no tuple under way. One that is alive and does not answer counts as busy.
     """
     assert topology.assignment is not None
     tokens = {slot: node.token for slot, node in topology.live_workers.items()}
+    key, trusted = links.to(topology)
     live_workers = [worker for worker in topology.assignment.workers if worker.slot in tokens]
 
     def is_worker_idle(worker: WorkerSlot) -> bool:
-        return _is_worker_idle(worker.host, worker.port, tokens[worker.slot], link_key)
+        return _is_worker_idle(worker.host, worker.port, tokens[worker.slot], key, trusted)
 
     with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
         return all(pool.map(is_worker_idle, live_workers))
 
 
-def _is_worker_idle(host: str, port: int, token: str, link_key: str) -> bool:
+def _is_worker_idle(
+    host: str, port: int, token: str, link_key: str, trusted: TrustedServers
+) -> bool:
     """True if the worker answers, and neither has a waiting tuple nor an open tree.
 
     ``token`` is its start token.
     """
     try:
-        answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key)
+        answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key, trusted)
     except StormDagsterError:
         return False
     workers: Mapping[str, Any] = answer.get("workers") or {}

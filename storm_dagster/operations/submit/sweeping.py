@@ -19,6 +19,7 @@ from storm_dagster.operations.context import OperationsContext, load_code
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
 from storm_dagster.operations.transactions import delete_tree, epoch_is_over
+from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.spark_remote import cluster_spark_servers, derived_spark_token
 
 _SWEPT = {
@@ -130,7 +131,9 @@ def end_spark_queries(ctx: OperationsContext, key: str) -> None:
             from storm_dagster.spark.query_sessions import end_query_session
 
             servers = cluster_spark_servers(ctx.conf)
-            end_query_session(str(remote), code_dir, servers, derived_spark_token(ctx.conf))
+            token = derived_spark_token(ctx.conf)
+            trusted = TrustedServers.of(ctx.conf)
+            end_query_session(str(remote), code_dir, servers, token, trusted)
     except StormDagsterError as error:
         ctx.log.warning("queries of %s on Spark may still run: %s", code_dir, error.message)
 

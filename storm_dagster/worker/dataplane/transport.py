@@ -9,8 +9,6 @@ the peer's backlog, and a backlog pauses the spouts of this worker.
 import contextlib
 import logging
 import os
-import socket
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +31,9 @@ from storm_dagster.model.wire import (
     encode_frame,
 )
 from storm_dagster.operations.live.worker_requests import secure_client, secure_server
-from storm_dagster.security.peers import can_identify_peers, is_own_peer
+from storm_dagster.security.peers import can_identify_peers
+from storm_dagster.security.server_identity import TrustedServers
+from storm_dagster.worker.dataplane.link_users import Link, LinkChecks, refuse_other_users
 from storm_dagster.worker.dataplane.routes import split_bundle
 
 _log = logging.getLogger(__name__)
@@ -114,8 +114,7 @@ class Peer:
     """Another worker: output of this pass for it, and its backlog."""
 
     slot: Slot
-    address: str
-    socket: zmq.Socket[bytes]
+    link: Link
     alive: bool = False
     """True if its node exists in ZooKeeper."""
     token: str = ""
@@ -211,47 +210,6 @@ class Peer:
             yield from _encoded(frame, senders, broken)
 
 
-def _duplicate(descriptor: int) -> socket.socket:
-    """Duplicate the socket of a connection.
-
-    The connection may have ended since. Its descriptor is another socket's then, or not a socket's.
-    """
-    duplicate = os.dup(descriptor)
-    try:
-        return socket.socket(fileno=duplicate)
-    except OSError:
-        os.close(duplicate)
-        raise
-
-
-def _refuse_other_users(events: zmq.Socket[bytes]) -> None:
-    """End connections of other users of this machine; the body of a thread.
-
-    It runs until the context of the socket ends. Such a connection may send before it is ended, but
-    knows no token.
-    """
-    log = _log.warning
-    with events, contextlib.suppress(zmq.ContextTerminated):
-        while True:
-            # 16 bits of the event and 32 of the file descriptor. The parser of PyZMQ loads all of
-            # asyncio.
-            event, endpoint = events.recv_multipart()
-            with (
-                contextlib.suppress(OSError, IndexError),
-                _duplicate(int.from_bytes(event[2:], sys.byteorder)) as link,
-            ):
-                own = link.getsockname()
-                peer = link.getpeername()
-                own_port = endpoint.rpartition(b":")[2].decode()
-                if str(own[1]) == own_port and not is_own_peer(own, peer):
-                    link.shutdown(socket.SHUT_RDWR)
-                    log(
-                        "connections of other users of this machine are ended: "
-                        "set storm.secret.file"
-                    )
-                    log = _log.debug
-
-
 _TUPLES_OF_BUNDLE = itemgetter(2)
 
 
@@ -341,7 +299,8 @@ class Transport:
     """Sockets of a worker. Used only by the loop, except :meth:`wake`.
 
     With a ``link_key`` (the cluster has a secret), connections without it are refused; without one,
-    connections of other users. ``blocked_secs``: longest time for which a peer does not receive.
+    connections of other users, and nothing is sent to a worker that is not ``trusted``.
+    ``blocked_secs``: longest time for which a peer does not receive.
     """
 
     def __init__(
@@ -352,6 +311,7 @@ class Transport:
         batch: int,
         link_key: str = "",
         blocked_secs: float = 30.0,
+        trusted: TrustedServers | None = None,
     ) -> None:
         self.token = token
         self._link_key = link_key
@@ -366,8 +326,12 @@ class Transport:
         if not link_key and can_identify_peers():
             # Before `bind`, so that no connection is missed. Not where the kernel names no users.
             events = self._router.get_monitor_socket(zmq.EVENT_ACCEPTED)
-            threading.Thread(target=_refuse_other_users, args=(events,), daemon=True).start()
+            threading.Thread(target=refuse_other_users, args=(events,), daemon=True).start()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._checks: LinkChecks | None = None
+        """Checks of the workers to which links lead; ``None`` with a key."""
+        if not link_key:
+            self._checks = LinkChecks(self._context, trusted or TrustedServers(), self.wake)
         try:
             self._router.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
@@ -401,26 +365,45 @@ class Transport:
         living = set(alive)
         unsent: list[bytes] = []
         for slot, peer in list(self.peers.items()):
-            if addresses.get(slot) != peer.address:
-                peer.socket.close()
+            if addresses.get(slot) != peer.link.address:
+                peer.link.close()
                 unsent += peer.backlog
                 del self.peers[slot]
         for slot, address in addresses.items():
             peer = self.peers.get(slot)
             if peer is None:
-                # Only this side sends pings: ZeroMQ's timer would end the process of a router whose
-                # input is stopped and whose peer has left.
-                heartbeat = {
-                    zmq.HEARTBEAT_TIMEOUT: self._silent_millis,
-                    zmq.HEARTBEAT_TTL: self._silent_millis,
-                    zmq.HEARTBEAT_IVL: _PING_MILLIS,
-                }
-                socket = self._socket(zmq.DEALER, {**_DEALER, **heartbeat})
-                secure_client(socket, self._link_key)
-                socket.connect(f"tcp://{address}")
-                peer = self.peers[slot] = Peer(slot, address, socket)
+                peer = self.peers[slot] = Peer(slot, self._connect(address))
             peer.alive = slot in living
         return unsent
+
+    def _connect(self, address: str) -> Link:
+        """Make a link to the worker at ``host:port``."""
+        # Only this side sends pings: ZeroMQ's timer would end the process of a router whose input
+        # is stopped and whose peer has left.
+        heartbeat = {
+            zmq.HEARTBEAT_TIMEOUT: self._silent_millis,
+            zmq.HEARTBEAT_TTL: self._silent_millis,
+            zmq.HEARTBEAT_IVL: _PING_MILLIS,
+        }
+        socket = self._socket(zmq.DEALER, {**_DEALER, **heartbeat})
+        link = Link(socket, address, may_send=self._checks is None)
+        if self._checks is None:
+            secure_client(socket, self._link_key)
+        else:
+            # Not again by itself: whoever listens by then would get the next frame.
+            socket.setsockopt(zmq.RECONNECT_IVL, -1)
+            self._checks.watch(link)
+        socket.connect(f"tcp://{address}")
+        return link
+
+    def _connect_again(self, checks: LinkChecks) -> None:
+        """Make new links in place of those that were lost."""
+        while checks.lost:
+            lost = checks.lost.popleft()
+            for peer in self.peers.values():
+                if peer.link is lost:
+                    lost.close()
+                    peer.link = self._connect(lost.address)
 
     def flush(self, broken: Broken) -> None:
         """Send this pass's output.
@@ -428,6 +411,9 @@ class Transport:
         The backlog keeps the unsent frames in order.
         """
         # Measured by benchmarks/dataplane.py.
+        checks = self._checks
+        if checks is not None and checks.lost:
+            self._connect_again(checks)
         for peer in self.peers.values():
             if peer.has_news():
                 for raw in peer.frames(self.token, self.batch, broken):
@@ -442,9 +428,11 @@ class Transport:
                     peer.backlog_bytes -= len(backlog.popleft())
                     peer.dropped += 1
                 continue
+            if not peer.link.may_send:
+                continue
             try:
                 while backlog:
-                    peer.socket.send(backlog[0], zmq.NOBLOCK)
+                    peer.link.socket.send(backlog[0], zmq.NOBLOCK)
                     peer.backlog_bytes -= len(backlog.popleft())
             except zmq.Again:
                 pass
@@ -518,8 +506,10 @@ class Transport:
         With ``linger``, frames that were sent before may still leave.
         """
         for peer in self.peers.values():
-            peer.socket.close(_LINGER_MILLIS if linger else 0)
+            peer.link.close(_LINGER_MILLIS if linger else 0)
         self.peers.clear()
+        if self._checks is not None:
+            self._checks.close()
         self._router.close()
         self._context.term()
         descriptor = self._wakeup

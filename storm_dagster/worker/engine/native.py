@@ -6,8 +6,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import cycle
 from operator import attrgetter
@@ -26,6 +26,7 @@ from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.values import REGISTER_KEY, encode_value, register_classes
 from storm_dagster.model.wire import Frame, TaskReport
+from storm_dagster.security.spark_remote import ClusterSpark
 from storm_dagster.worker.dataplane.routes import (
     LocalLink,
     Placement,
@@ -82,8 +83,8 @@ class NativeEngine:
     """Folder of the topology's code and files."""
     state_dir: Path | None = None
     """``topology.state.dir``."""
-    cluster_spark: Sequence[str] = ()
-    """Spark Connect URLs that the cluster's conf names."""
+    cluster_spark: ClusterSpark = field(default_factory=ClusterSpark)
+    """What the cluster's conf says of Spark Connect."""
 
     def __post_init__(self) -> None:
         conf = self.conf

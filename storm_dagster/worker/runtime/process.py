@@ -25,7 +25,8 @@ from storm_dagster.model.fusion import fuse
 from storm_dagster.model.json_logs import JsonFormatter
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import ComponentSpec, TopologySpec, decode_topology
-from storm_dagster.security.spark_remote import cluster_spark_servers
+from storm_dagster.security.server_identity import TrustedServers
+from storm_dagster.security.spark_remote import ClusterSpark
 from storm_dagster.worker.dataplane.events import EventSender
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
@@ -105,7 +106,15 @@ def _bind(spec: WorkerSpec, conf: Mapping[str, Any]) -> Transport:
     deadline = time.monotonic() + _BIND_SECS
     while True:
         try:
-            return Transport(spec.host, spec.port, spec.token, batch, spec.link_key, blocked_secs)
+            return Transport(
+                spec.host,
+                spec.port,
+                spec.token,
+                batch,
+                spec.link_key,
+                blocked_secs,
+                TrustedServers.of(spec.conf),
+            )
         except Unavailable:
             if time.monotonic() >= deadline:
                 raise
@@ -190,7 +199,7 @@ def _run(
         archive=spec.archive_root,
         state_dir=state_dir,
         # Only of the cluster's conf: no other server that the topology's conf names gets the token.
-        cluster_spark=cluster_spark_servers(spec.conf),
+        cluster_spark=ClusterSpark.of(spec.conf),
     )
     loop = Loop(spec, conf, transport, lease, engine)
     sync = ClusterSync(spec, conf, cluster, lease, loop)

@@ -250,7 +250,7 @@ class TopologyActions:
         topology = topology_by_name(view, name)
         host = match["host"]
         port = int(match["port"])
-        stacks = stacks_of_worker(topology, host, port, self._reader.security)
+        stacks = stacks_of_worker(topology, host, port, self._reader.links)
         base = Links(view).base(host)
         link = f"{base}/logview?cmd=jstack&workerPort={quote(match['port'])}" if base else ""
         return {"status": "ok", "id": slot, "dumplink": link, "stacks": stacks}
