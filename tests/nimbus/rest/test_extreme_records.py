@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
 import pytest
 
 from storm_dagster.model import paths
+from storm_dagster.model.slot import Slot
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
@@ -43,8 +45,6 @@ TEXTS = (
 )
 
 
-Slot = tuple[str, int]
-"""Node and port of a worker."""
 Values = tuple[Any, str, str]
 """An integer, a number as JSON writes it, and a text, of which one is extreme: a record with an
 invalid field is left out as a whole, with what its other fields would do.
@@ -63,7 +63,7 @@ def write(world: World, path: str, fields: dict[str, Any], number: str = "0") ->
     world.cluster.state.set_data(path, text.encode())
 
 
-def write_all(world: World, topology_id: str, slots: dict[Slot, str], values: Values) -> None:
+def write_all(world: World, topology_id: str, slots: Mapping[Slot, Any], values: Values) -> None:
     """Write each record that a worker may write, with these values in all fields that take them."""
     integer, number, text = values
     for (node, port), tasks in slots.items():
