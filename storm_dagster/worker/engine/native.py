@@ -424,6 +424,8 @@ class NativeEngine:
             self._on_clock(now)
         worked = False
         shared = self.shared
+        clock = time.perf_counter
+        begin = clock()
         for runner in self._order:
             shared.at = runner
             if runner.wired and runner.status == "running":
@@ -432,6 +434,9 @@ class NativeEngine:
                 except shared.catches as error:
                     # No component may end the worker, and its other tasks with it.
                     self._crash(runner, error)
+                end = clock()
+                runner.loop_secs += end - begin
+                begin = end
                 if runner.crashed:
                     worked = self._starting = True
                     runner.attempt("restart", runner.restart)

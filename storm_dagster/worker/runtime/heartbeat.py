@@ -13,6 +13,7 @@ from storm_dagster.host.clock import boot_clock
 from storm_dagster.host.files import write_atomically
 from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.worker.runtime.loop_shares import LoopShares
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.stacks import component_stack
 
@@ -114,16 +115,20 @@ class Watchdog:
         """Time of the check that found that progress first."""
         self._reported = False
         """True if that blockage is reported."""
+        self._shares = LoopShares()
         self._loop = threading.get_ident()
         """The loop's thread, which creates the watchdog."""
 
     def check(self) -> None:
         """Report a task that has occupied the loop for ``secs`` seconds.
 
-        Also calls in threads that last longer than the message timeout.
+        Also components whose slow calls take most of the loop, and calls in threads that last
+        longer than the message timeout.
         """
         now = time.monotonic()
         self._check_threads(now)
+        for task, component, slow in self._shares.check(now, self.runners()):
+            self.shared.report(task, component, slow, "slow calls")
         runner = self.shared.at
         progress = (self.passes(), runner)
         if progress != self._progress:

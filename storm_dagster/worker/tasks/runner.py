@@ -25,6 +25,7 @@ from storm_dagster.worker.dataplane.sending import (
 from storm_dagster.worker.dataplane.tree import LOST, Ledger, Reason
 from storm_dagster.worker.state.host import MAX_RETRY_SECS
 from storm_dagster.worker.state.storage import StateStorage
+from storm_dagster.worker.tasks.error_pauses import ErrorPauses
 from storm_dagster.worker.tasks.stats import TaskStats
 
 if TYPE_CHECKING:
@@ -186,6 +187,8 @@ class Runner:
         """Due events: ``TICK_DUE`` and ``PULSE_DUE``."""
         self.tick_secs: float | None = self.conf.get("topology.tick.tuple.freq.secs") or None
         self.next_tick = 0.0
+        self.tick_errors = ErrorPauses()
+        """Pauses of ``process_tick``. In the thread that runs the task."""
         self.next_pulse = 0.0
         self.instance: Any = None
         """The component."""
@@ -203,6 +206,8 @@ class Runner:
         """
         self.crashed = False
         """True if the engine must restart the task. Any thread."""
+        self.loop_secs = 0.0
+        """Time in which the loop has run this task, in seconds. Read by any thread."""
         self._retry_at = 0.0
         """Time before which the component is not opened."""
         self._pauses = Backoff(1.0, MAX_RETRY_SECS)
@@ -288,6 +293,13 @@ class Runner:
         """Return the estimated seconds to process the queue."""
         stats = self.stats
         return self.waiting() * stats.execute_ns / stats.timed / 1e9 if stats.timed else 0.0
+
+    def calls_on_loop(self) -> int | None:
+        """Return the number of calls of the component on the loop. Any thread.
+
+        ``None`` if the component does not run there.
+        """
+        return None
 
     def busy_elsewhere(self) -> bool:
         """True while work of the task is done outside the loop.
@@ -528,6 +540,29 @@ class Runner:
     def tick_tuple(self) -> Tuple:
         """Create a tick tuple for the component."""
         return Tuple(0, SYSTEM, TICK_STREAM, SYSTEM_TASK, [self.tick_secs])
+
+    def run_pulse(self) -> None:
+        """Run the timers of windows and state that are due. In the thread that runs the task."""
+        if self.state is not None:
+            try:
+                self.state.pulse()
+            except self.shared.catches as error:
+                self.on_error(error, "windows and state")
+
+    def run_tick(self) -> None:
+        """Call ``process_tick``, unless its errors pause it. In the thread that runs the task.
+
+        A tick within a pause is skipped.
+        """
+        if self.shared.clock() < self.tick_errors.until:
+            return
+        try:
+            self.instance.process_tick(self.tick_tuple())
+        except self.shared.catches as error:
+            self.on_error(error, "process_tick")
+            self.tick_errors.on_error(self.shared.clock())
+        else:
+            self.tick_errors.on_success()
 
     def on_clock(self, now: float) -> None:
         """Set :attr:`ticks` to the due events; missed ticks are skipped."""
