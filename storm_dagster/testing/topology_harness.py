@@ -23,6 +23,7 @@ from storm_dagster.api.specs import Grouping
 from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.dataplane.event_outbox import ReportResponse
+from storm_dagster.core.dataplane.window_state import MAX_AHEAD
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.dagster_events import DagsterEvent
@@ -34,7 +35,8 @@ from storm_dagster.testing.waiting import patience
 from storm_dagster.worker.dataplane.events import ReportedEvent
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.single_process import number_tasks, place_all
-from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
+from storm_dagster.worker.tasks.runner import TICK_DUE
+from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _RECORDER = "harness.recorder"
@@ -42,6 +44,8 @@ _RECORDER = "harness.recorder"
 _WRITING_SECS = 10.0
 """Longest wait, at the end, for a thread that still writes to the folder of the state."""
 _ROUND_TRIPS = "topology.testing.always.try.serialize"
+_START_MS = 1
+"""Simulated time at the start, milliseconds since 1970."""
 """Conf key: tuples are encoded and decoded, as between workers."""
 _STEP_SECS = 0.1
 """The worker's interval for ticks, windows and timeouts."""
@@ -146,23 +150,27 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         state_dir: Path | None = None,
         archive: Path | None = None,
         simulated: bool = False,
-        start_ms: int = 1,
+        start_ms: int | None = None,
     ) -> None:
         """Build the topology.
 
         ``given`` maps spouts to tuples, which replace the spout. ``state_dir`` is the folder of the
         components' state, by default one that is deleted with the harness. ``simulated`` time
-        starts at ``start_ms`` (milliseconds since 1970; just after the end of a window, so that the
-        first tuples are in the first complete one). ``archive`` is the folder of the topology's
-        files. ``InvalidRequest`` for a spout that the topology lacks, or for programs with
-        ``simulated`` time.
+        starts at ``start_ms`` (milliseconds since 1970; by default just after the end of a window,
+        so that the first tuples are in the first complete one). Without ``start_ms`` simulated time
+        has no date, and no time stamp is too far ahead of it. ``archive`` is the folder of the
+        topology's files. ``InvalidRequest`` for a spout that the topology lacks, or for programs
+        with ``simulated`` time.
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
+        cluster: dict[str, Any] = {_ROUND_TRIPS: True}
+        if simulated and start_ms is None:
+            cluster[MAX_AHEAD] = 0
         merged = merge_conf(
             {
                 "defaults": default_conf(),
-                "cluster": {_ROUND_TRIPS: True},
+                "cluster": cluster,
                 "author": spec.conf,
                 "submission": conf or {},
             }
@@ -181,7 +189,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             wake=lambda: None,
             report=self._report,
             clock=self.clock or time.monotonic,
-            epoch=start_ms / 1000 if simulated else None,
+            epoch=(_START_MS if start_ms is None else start_ms) / 1000 if simulated else None,
         )
         self.shared.sliced = False
         # Without KeyboardInterrupt and the exceptions of test frameworks, which end the run.

@@ -46,7 +46,8 @@ from storm_dagster.worker.engine.creation import (
 from storm_dagster.worker.engine.pressure import Loads, Pressure
 from storm_dagster.worker.engine.reports import task_report
 from storm_dagster.worker.engine.system import Acker, TopologyMaster
-from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from storm_dagster.host.files import write_atomically
 from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.worker.runtime.loop_shares import LoopShares
-from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.shared import RunningTask, Shared
 from storm_dagster.worker.tasks.stacks import component_stack
 
 _log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Watchdog:
     def __post_init__(self) -> None:
         self._stuck: dict[tuple[int, float], None] = {}
         """(task, start) of the calls in threads that were reported before, or are now."""
-        self._progress: tuple[int, Runner | None] = (-1, None)
+        self._progress: tuple[int, RunningTask | None] = (-1, None)
         """(passes, task at which the loop is) at the last check."""
         self._since = 0.0
         """Time of the check that found that progress first."""
