@@ -39,9 +39,9 @@ def future_stamp(
     """Return the error of a stamp that :func:`is_too_far_ahead`."""
     return FutureStamp(
         f"field {field!r} of a tuple of {source!r} is {stamp}, more than {max_ahead_ms // 1000} s "
-        f"after this worker's clock ({date_of(now_ms)}); {describe_stamp(stamp, now_ms)}. The tuple "
-        "is treated as a late one and does not move the watermark: send milliseconds since 1970, "
-        "correct the sender's clock, or raise topology.windows.max.ahead.secs (0: any time)"
+        f"after this worker's clock ({date_of(now_ms)}); {describe_stamp(stamp, now_ms)}. The "
+        "tuple is treated as a late one and does not move the watermark: send milliseconds since "
+        "1970, correct the sender's clock, or raise topology.windows.max.ahead.secs (0: any time)"
     )
 
 
