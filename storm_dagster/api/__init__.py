@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from storm_dagster.api.joins import Join, JoinBolt
     from storm_dagster.api.spark import SparkBolt, SparkSpout
     from storm_dagster.api.spark.query import SparkQuery
-    from storm_dagster.api.specs import Grouping, Spec, Stream
+    from storm_dagster.api.specs import GlobalStreamId, Grouping, Spec, Stream
     from storm_dagster.api.spouts import ReliableSpout, Spout
     from storm_dagster.api.state import TaskState
     from storm_dagster.api.tuples import Tuple, is_tick
@@ -26,6 +26,7 @@ __all__ = [
     "Component",
     "DagsterReports",
     "Emit",
+    "GlobalStreamId",
     "Grouping",
     "Join",
     "JoinBolt",
@@ -62,6 +63,7 @@ _MODULES = {
     "Component": "storm_dagster.api.component",
     "DagsterReports": "storm_dagster.api.bolts",
     "Emit": "storm_dagster.api.functions",
+    "GlobalStreamId": "storm_dagster.api.specs",
     "Grouping": "storm_dagster.api.specs",
     "Join": "storm_dagster.api.joins",
     "JoinBolt": "storm_dagster.api.joins",

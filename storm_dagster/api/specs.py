@@ -113,6 +113,25 @@ class StreamOf:
     stream: str
 
 
+@dataclass(frozen=True, slots=True)
+class GlobalStreamId:
+    """One stream of a component by its id, as in streamparse.
+
+    Also for a component that is declared later: in a cycle there is no spec of it yet.
+    """
+
+    componentId: str
+    streamId: str = topology.DEFAULT_STREAM
+
+
+def _as_stream(source: Any) -> Any:
+    """A :class:`StreamOf` for an object with the attributes of Storm's GlobalStreamId."""
+    component = getattr(source, "componentId", None)
+    if component is None:
+        return source
+    return StreamOf(component, getattr(source, "streamId", None) or topology.DEFAULT_STREAM)
+
+
 Inputs = Union[None, "Spec", StreamOf, str, Iterable[Any], Mapping[Any, Any]]
 """Inputs of a component: specs, streams of specs or component ids.
 
@@ -199,6 +218,7 @@ class Spec:
             raise InvalidTopology(f"{owner} has inputs: spouts have none, make it a Bolt")
         for source, grouping in pairs:
             stream = topology.DEFAULT_STREAM
+            source = _as_stream(source)
             if isinstance(source, StreamOf):
                 stream = source.stream
                 source = source.component
@@ -212,7 +232,15 @@ class Spec:
                 component = source
             else:
                 raise InvalidTopology(
-                    f"{owner}: input {source!r:.60} is not a spec, stream or component id"
+                    f"{owner}: input {source!r:.60} is not a spec, stream or component id: write "
+                    "the spec, spec['STREAM'], 'COMPONENT', or GlobalStreamId('COMPONENT', "
+                    "'STREAM') for one that is declared later"
+                )
+            if grouping is Grouping:
+                raise InvalidTopology(
+                    f"{owner}: the grouping of input {component!r} is the class Grouping itself: "
+                    "write Grouping.SHUFFLE, or Grouping.fields('FIELD') for equal values at one "
+                    "task"
                 )
             if not isinstance(grouping, GroupingSpec):
                 raise InvalidTopology(
@@ -228,7 +256,7 @@ class Spec:
             return []
         if isinstance(inputs, Mapping):
             return list(inputs.items())
-        if isinstance(inputs, Spec | StreamOf | str):
+        if isinstance(inputs, Spec | StreamOf | str) or hasattr(inputs, "componentId"):
             return [(inputs, Grouping.SHUFFLE)]
         return [(source, Grouping.SHUFFLE) for source in inputs]
 

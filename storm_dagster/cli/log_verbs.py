@@ -33,6 +33,10 @@ class FileLog:
         self.place: str = str(path)
         """Path or URL for people."""
 
+    def former(self) -> "FileLog":
+        """The newest rotated file of this log, which may not exist."""
+        return FileLog(self._path.with_name(f"{self._path.name}.1"))
+
     def size(self) -> int:
         """Size in bytes now."""
         return self._path.stat().st_size
@@ -51,11 +55,23 @@ class SupervisorLog:
     :class:`FileLog`.
     """
 
-    def __init__(self, http: httpx.Client, base: str, topology_id: str, port: int) -> None:
+    def __init__(
+        self,
+        http: httpx.Client,
+        base: str,
+        topology_id: str,
+        port: int,
+        name: str = "worker.log",
+    ) -> None:
         self._http = http
         self._base = base
-        self._log = f"workers/{topology_id}/{port}/worker.log"
-        self.place: str = f"{base}/api/v1/log?file={topology_id}%2F{port}%2Fworker.log"
+        self._worker = (topology_id, port)
+        self._log = f"workers/{topology_id}/{port}/{name}"
+        self.place: str = f"{base}/api/v1/log?file={topology_id}%2F{port}%2F{name}"
+
+    def former(self) -> "SupervisorLog":
+        """The newest rotated file of this log, which may not exist."""
+        return SupervisorLog(self._http, self._base, *self._worker, "worker.log.1")
 
     def _page(self, **query: Any) -> bytes:
         """The response of the log view: the size of the log, and the bytes that ``query`` names."""
@@ -85,15 +101,25 @@ LogSource = FileLog | SupervisorLog
 def _last_lines(source: LogSource, count: int) -> list[str]:
     """The last lines, of at most the last 512 KiB.
 
-    None if the log cannot be read.
+    If a log was rotated just now, they are in its former file as well. None if the log cannot be
+    read.
     """
     if not count:
         return []
-    try:
-        raw = source.read(max(0, source.size() - _MAX_BYTES))
-    except OSError:
-        return []
+    raw = _end_of(source)
+    if raw.count(b"\n") < count:
+        former = _end_of(source.former())
+        # The first line of a rotated log may have begun in the former file.
+        raw = (former + raw)[-_MAX_BYTES:]
     return raw.decode("utf-8", "replace").splitlines()[-count:]
+
+
+def _end_of(source: LogSource) -> bytes:
+    """The last 512 KiB of a log; empty if it cannot be read."""
+    try:
+        return source.read(max(0, source.size() - _MAX_BYTES))
+    except OSError:
+        return b""
 
 
 def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict[str, Any]]:

@@ -161,6 +161,9 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
         slot_of_task = document.get("slots", {}).get(str(task))
         worker_reasons = [row for row in worker_reasons if row[0] == slot_of_task]
     print_table("", "slot why", worker_reasons)
+    windows = document.get("windows", {})
+    rows = [(number, windows[number]) for number in numbers if number in windows]
+    print_table("windows", ["task", "why the next one is not due"], rows)
     for warning in document.get("warnings", []):
         notify(f"warning: {warning}")
 

@@ -29,7 +29,8 @@ from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.single_process import number_tasks, place_all
 from storm_dagster.worker.tasks.errors import ErrorReporter
 from storm_dagster.worker.tasks.plain_values import short_repr
-from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.shared import Shared
 
 _SLOT = Slot("local", 0)
 _MAX_PAUSE_SECS = 0.1

@@ -46,6 +46,8 @@ from storm_dagster.supervisor.upgrades import Upgrades
 
 _log = logging.getLogger(__name__)
 
+_ROTATE_SECS = 1.0
+"""Interval of the checks of the size of workers' logs."""
 _TIDY_SECS = 10.0
 """Interval of removing unused code, testing the disk and starting spares."""
 _PROBE_BYTES = 1 << 20
@@ -192,6 +194,7 @@ class Supervisor:
         threading.Thread(
             target=watch.run, args=(self._stopping, stop), name="address", daemon=True
         ).start()
+        threading.Thread(target=self._rotate_logs, name="logs", daemon=True).start()
         threading.Thread(target=self._wake_at_stop, args=(stop,), name="stop", daemon=True).start()
         max_pause = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
         tidied_at = boot_clock()
@@ -344,7 +347,7 @@ class Supervisor:
         self._wake.set()
 
     def _tidy(self) -> None:
-        """Remove unused code and old logs, and rotate the logs of the live workers."""
+        """Remove unused code and old logs."""
         if self._link.desired is not None:
             # Not before the cluster was read: until then, used code is not known.
             for code_dir in self._localizer.remove_unused(self.table.used_code):
@@ -356,11 +359,23 @@ class Supervisor:
             max_bytes = self._conf["supervisor.logs.max.bytes"]
             for folder in remove_old_logs(self._home, now, used=used, max_bytes=max_bytes):
                 _log.info("old worker logs removed: %s", folder)
-        for live in self.table.workers():
-            try:
-                rotate(live.log_path, self._conf["worker.log.max.bytes"], LOG_BACKUPS)
-            except OSError as error:
-                _log.error("log %s cannot be rotated (%s)", live.log_path, error)
+
+    def _rotate_logs(self) -> None:
+        """Rotate the logs of the live workers that are too large, once a second until the end.
+
+        A component that prints without end writes hundreds of megabytes in ten seconds. An error is
+        logged once for each log, until it is rotated.
+        """
+        failing: set[Path] = set()
+        while not self._stopping.wait(_ROTATE_SECS):
+            for live in self.table.workers():
+                try:
+                    rotate(live.log_path, self._conf["worker.log.max.bytes"], LOG_BACKUPS)
+                    failing.discard(live.log_path)
+                except OSError as error:
+                    if live.log_path not in failing:
+                        _log.error("log %s cannot be rotated (%s)", live.log_path, error)
+                        failing.add(live.log_path)
 
 
 def _write_error(housekeeper: Housekeeper, probe: Path) -> OSError | None:

@@ -20,7 +20,7 @@ KEEP_LOGS_SECS = 7 * 86_400.0
 """Logs of removed topologies are kept for a week, as Storm's are, for analysis after a kill."""
 LOG_BACKUPS = 3
 """Rotated logs that are kept of each worker."""
-MAX_COPIED = 10
+MAX_COPIED = 2
 """Largest copy of a rotated log, as a multiple of the size at which it is rotated: a worker that
 writes fast gets beyond that size between two checks.
 """

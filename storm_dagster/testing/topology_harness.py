@@ -7,6 +7,7 @@ only :meth:`TopologyHarness.advance` moves time, so that the test controls ticks
 checkpoints and timeouts.
 """
 
+import logging
 import time
 from asyncio import CancelledError
 from collections import deque
@@ -23,10 +24,12 @@ from storm_dagster.api.specs import Grouping
 from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.dataplane.event_outbox import ReportResponse
+from storm_dagster.core.dataplane.window_state import MAX_AHEAD
+from storm_dagster.core.submission.validation import check_confs
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.fusion import fuse
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
@@ -34,14 +37,20 @@ from storm_dagster.testing.waiting import patience
 from storm_dagster.worker.dataplane.events import ReportedEvent
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.single_process import number_tasks, place_all
-from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
+from storm_dagster.worker.tasks.runner import TICK_DUE
+from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
+_log = logging.getLogger(__name__)
 _RECORDER = "harness.recorder"
+_REJECTED = "rejected"
+"""Stream of the rows that a sink refuses."""
 """Id of the bolt that records the tuples of all components."""
 _WRITING_SECS = 10.0
 """Longest wait, at the end, for a thread that still writes to the folder of the state."""
 _ROUND_TRIPS = "topology.testing.always.try.serialize"
+_START_MS = 1
+"""Simulated time at the start, milliseconds since 1970."""
 """Conf key: tuples are encoded and decoded, as between workers."""
 _STEP_SECS = 0.1
 """The worker's interval for ticks, windows and timeouts."""
@@ -126,6 +135,8 @@ class HarnessResult:
     """(component, exception) of all raised or reported errors."""
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
     """The dead letters, as ``storm-dagster dead-letters`` would list them."""
+    warnings: list[str] = field(default_factory=list)
+    """Differences that a cluster would show: streams without a reader, conf keys without effect."""
 
     def values(self, component: str, stream: str = "default") -> list[Any]:
         """Values emitted by a component on a stream, in order."""
@@ -146,27 +157,35 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         state_dir: Path | None = None,
         archive: Path | None = None,
         simulated: bool = False,
-        start_ms: int = 1,
+        start_ms: int | None = None,
     ) -> None:
         """Build the topology.
 
         ``given`` maps spouts to tuples, which replace the spout. ``state_dir`` is the folder of the
         components' state, by default one that is deleted with the harness. ``simulated`` time
-        starts at ``start_ms`` (milliseconds since 1970; just after the end of a window, so that the
-        first tuples are in the first complete one). ``archive`` is the folder of the topology's
-        files. ``InvalidRequest`` for a spout that the topology lacks, or for programs with
-        ``simulated`` time.
+        starts at ``start_ms`` (milliseconds since 1970; by default just after the end of a window,
+        so that the first tuples are in the first complete one). Without ``start_ms`` simulated time
+        has no date, and no time stamp is too far ahead of it. ``archive`` is the folder of the
+        topology's files. ``InvalidRequest`` for a spout that the topology lacks, or for programs
+        with ``simulated`` time.
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
+        cluster: dict[str, Any] = {_ROUND_TRIPS: True}
+        if simulated and start_ms is None:
+            cluster[MAX_AHEAD] = 0
         merged = merge_conf(
             {
                 "defaults": default_conf(),
-                "cluster": {_ROUND_TRIPS: True},
+                "cluster": cluster,
                 "author": spec.conf,
                 "submission": conf or {},
             }
         )
+        self.warnings: list[str] = [*unread_streams(spec), *ignored_keys(conf or {}, spec)]
+        """As :attr:`HarnessResult.warnings`; they are logged, too."""
+        for warning in self.warnings:
+            _log.warning("%s", warning)
         spec = fuse(_with_recorder(spec, given or {}, replays), merged)
         self.clock: SimulatedClock | None = SimulatedClock() if simulated else None
         shells = [name for name, _, part in spec.components() if part.object.shell is not None]
@@ -181,7 +200,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             wake=lambda: None,
             report=self._report,
             clock=self.clock or time.monotonic,
-            epoch=start_ms / 1000 if simulated else None,
+            epoch=(_START_MS if start_ms is None else start_ms) / 1000 if simulated else None,
         )
         self.shared.sliced = False
         # Without KeyboardInterrupt and the exceptions of test frameworks, which end the run.
@@ -322,7 +341,11 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
 
     def _result(self) -> HarnessResult:
         """Everything since the begin of the harness, not only of the last run."""
-        result = HarnessResult(list(self.tasks(_RECORDER)[0].tuples), errors=list(self.errors))
+        result = HarnessResult(
+            list(self.tasks(_RECORDER)[0].tuples),
+            errors=list(self.errors),
+            warnings=list(self.warnings),
+        )
         for runner in self.engine.runners.values():
             letters = runner.letters.log if isinstance(runner, SpoutBase) else None
             if letters is not None and letters.is_open:
@@ -344,6 +367,44 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def unread_streams(spec: TopologySpec) -> list[str]:
+    """Streams that no component of the topology reads, ``rejected`` first.
+
+    In the harness its recorder reads every stream, so that a test sees their tuples. On a cluster
+    the tuples of an unread stream go nowhere, and a sink without a reader of ``rejected`` fails
+    the rows that it refuses.
+    """
+    read = {
+        (item.component, item.stream) for _, _, part in spec.components() for item in part.inputs
+    }
+    warnings: list[str] = []
+    for name, _, part in spec.components():
+        for stream in part.outputs:
+            if (name, stream) in read:
+                continue
+            if stream == _REJECTED:
+                warnings.insert(
+                    0,
+                    f"no component reads stream {stream!r} of {name!r}: on a cluster the tuples of "
+                    "rejected rows fail, and become dead letters",
+                )
+            else:
+                warnings.append(f"no component reads stream {stream!r} of {name!r}")
+    return warnings
+
+
+def ignored_keys(conf: Mapping[str, Any], spec: TopologySpec) -> list[str]:
+    """Warnings of a submission about conf keys without effect.
+
+    Empty for a conf that a submission would refuse: the test may be about that.
+    """
+    try:
+        _, _, warnings = check_confs(dict(conf), spec, "conf", "warn")
+    except StormDagsterError:
+        return []
+    return warnings
 
 
 def _with_recorder(

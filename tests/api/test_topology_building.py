@@ -8,6 +8,7 @@ import storm_dagster.api
 from storm_dagster.api import (
     BatchingBolt,
     Bolt,
+    GlobalStreamId,
     Grouping,
     ShellBolt,
     ShellSpout,
@@ -246,3 +247,37 @@ def test_a_component_of_the_library_is_named_by_its_public_package(name: str) ->
 )
 def test_workers_load_components_by_the_names_of_earlier_releases(former: str) -> None:
     assert resolve(former).__name__ == former.partition(":")[2]
+
+
+class Reads(Bolt):
+    outputs = ["word"]
+
+
+def test_a_cycle_is_written_with_a_global_stream_id() -> None:
+    class Cycle(Topology):
+        numbers = Words.spec()
+        first = Reads.spec(inputs=[numbers, GlobalStreamId("second", "default")])
+        second = Reads.spec(inputs={first: Grouping.fields("word")})
+
+    inputs = Cycle.to_spec().bolts["first"].inputs
+    assert [(item.component, item.stream) for item in inputs] == [
+        ("numbers", "default"),
+        ("second", "default"),
+    ]
+
+
+def test_one_spec_or_stream_is_the_only_input() -> None:
+    numbers = Words.spec()
+    for inputs in (numbers, numbers["default"], GlobalStreamId("numbers")):
+        reads = Reads.spec(inputs=inputs)
+        spec = type("One", (Topology,), {"numbers": numbers, "reads": reads}).to_spec()
+        assert [item.component for item in spec.bolts["reads"].inputs] == ["numbers"]
+
+
+def test_the_class_grouping_is_no_grouping() -> None:
+    class Wrong(Topology):
+        numbers = Words.spec()
+        reads = Reads.spec(inputs={numbers: Grouping})
+
+    with pytest.raises(InvalidTopology, match=r"write Grouping\.SHUFFLE"):
+        Wrong.to_spec()

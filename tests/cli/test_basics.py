@@ -475,6 +475,21 @@ def test_logs_of_the_newest_deployment(tmp_path: Path) -> None:
     )
 
 
+def test_logs_read_on_into_the_rotated_file(tmp_path: Path) -> None:
+    """The program's last words may have been moved just now."""
+    folder = tmp_path / "logs" / "workers" / "wc-1-100" / "6900"
+    folder.mkdir(parents=True)
+    (folder / "worker.log.1").write_text("first\nsecond\nbegin of ")
+    (folder / "worker.log").write_text("a line\nlast\n")
+    for count, lines in ((1, ["last"]), (4, ["first", "second", "begin of a line", "last"])):
+        options = ("-n", str(count), "--json", *NOWHERE)
+        done = run_cli("logs", "wc", *options, home=tmp_path).check()
+        assert [row["lines"] for row in done.document["logs"]] == [lines]
+    (folder / "worker.log").write_text("")
+    done = run_cli("logs", "wc", "-n", "2", "--json", *NOWHERE, home=tmp_path).check()
+    assert [row["lines"] for row in done.document["logs"]] == [["second", "begin of "]]
+
+
 @pytest.mark.parametrize(
     "args", [["blob", "--json", "cat", "../x"], ["blob", "cat", "../x", "--json"]]
 )

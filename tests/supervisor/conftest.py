@@ -32,6 +32,10 @@ STAND_IN = '''\
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if behaviour == "flood":
+        for _ in range(3000):
+            print("x" * 9999, flush=True)
+        print("the last word", flush=True)
     if behaviour == "child":
         child = subprocess.Popen(["sleep", "3600"])
         open(os.path.join(spec["home"], "child"), "w").write(str(child.pid))

@@ -131,6 +131,24 @@ def test_a_killed_assignment_ends_the_worker_and_its_leftovers(rig: SupervisorRi
     assert len(rig.starts()) == 2
 
 
+def test_a_worker_that_prints_without_end_leaves_little(rig: SupervisorRig) -> None:
+    max_bytes = 100_000
+    rig.conf["worker.log.max.bytes"] = max_bytes
+    rig.code("wc-1-1", "flood")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    eventually(lambda: 6900 in rig.running(), what="the worker")
+    folder = rig.home / "logs/workers/wc-1-1/6900"
+
+    def are_small() -> bool:
+        sizes = [path.stat().st_size for path in folder.glob("worker.log*")]
+        return len(sizes) > 1 and max(sizes) <= 2 * max_bytes
+
+    eventually(are_small, what="the rotation of 30 MB")
+    newest = [path for path in sorted(folder.iterdir()) if path.stat().st_size]
+    assert newest[0].read_text().endswith("the last word\n")
+
+
 def test_a_stubborn_worker_is_killed(rig: SupervisorRig) -> None:
     rig.code("wc-1-1", "stubborn")
     rig.assign("wc-1-1", 6900)

@@ -168,7 +168,7 @@ class Debugged(Topology):
 def test_debug_logs_every_tuple(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.INFO, logger="storm_dagster.component")
     run_topology(Debugged, {"numbers": [[42]]})
-    assert caplog.messages == []
+    assert not [one for one in caplog.records if one.name == "storm_dagster.component"]
     run_topology(Debugged, {"numbers": [[42]]}, conf={"topology.debug": True})
     for words in (
         "numbers-4 emits [42]",

@@ -9,13 +9,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from storm_dagster.api import Grouping, ShellBolt, ShellSpout, Stream, Topology
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually, patience
-from storm_dagster.worker.multilang.process import ShellProcess, read_message
+from storm_dagster.worker.multilang.messages import (
+    BrokenMessage,
+    StrayLine,
+    parse_frame,
+    read_output,
+)
+from storm_dagster.worker.multilang.process import ShellProcess
 from storm_rigs.components import CountBolt, Sentences
 from storm_rigs.worker.shell_programs import BEGINNING
 
@@ -133,13 +142,7 @@ def test_a_pystorm_spout_runs_unchanged_and_hears_its_acks(tmp_path: Path) -> No
     [
         "sys.exit(1)",
         "import time; time.sleep(600)",
-        'sys.stdout.write("no json\\nend\\n"); sys.stdout.flush()',
-        'send({"command": "ack", "id": "unknown"})',
-        'send({"command": "emit", "anchors": ["unknown"], "tuple": ["x"]})',
-        'send({"command": "emit", "anchors": [], "tuple": ["too", "many"]})',
-        'send({"command": "emit", "anchors": [], "tuple": ["a"], "stream": "elsewhere"})',
-        'sys.stdout.write("x" * (65 << 20)); sys.stdout.flush()',
-        'sys.stdout.buffer.write(b"\\xff\\xfe{}\\nend\\n"); sys.stdout.flush()',
+        'sys.stdout.write("{" * (65 << 20)); sys.stdout.flush()',
         "sys.stdout.close(); import time; time.sleep(600)",
     ],
 )
@@ -158,6 +161,143 @@ def test_a_program_that_misbehaves_is_replaced_and_its_tuples_replayed(
     assert result.failed["sentences"], "the tuples of the dead program fail"
     assert counts["a"] >= 1 and counts["b"] >= 1
     assert any("replaced" in str(error) for _, error in result.errors)
+
+
+# Carries out MISBEHAVE at each tuple "odd", with OWN for its id.
+ODD = (
+    BEGINNING
+    + """
+send({"pid": os.getpid()})
+while True:
+    tup = read()
+    if isinstance(tup, list): continue
+    if tup["stream"] == "__heartbeat":
+        send({"command": "sync"}); continue
+    OWN = tup["id"]
+    if tup["tuple"][0] == "odd":
+        MISBEHAVE
+    else:
+        send({"command": "emit", "anchors": [OWN], "tuple": tup["tuple"], "need_task_ids": False})
+    send({"command": "ack", "id": OWN})
+"""
+)
+LATIN_1 = (
+    'sys.stdout.buffer.write(b\'{"command": "emit", "tuple": ["\\xe9"], "anchors": ["\''
+    " + OWN.encode() + b'\"]}\\nend\\n'); sys.stdout.flush()"
+)
+
+
+@pytest.mark.parametrize(
+    ("misbehave", "fails", "error"),
+    [
+        ('print("a line")', False, None),
+        ('print({"a": "dict"}); print("end of it")', False, None),
+        ('sys.stdout.write("no newline ")', False, None),
+        ('sys.stdout.write("no json\\nend\\n"); sys.stdout.flush()', False, None),
+        ('sys.stdout.write("x" * (65 << 20)); sys.stdout.flush()', False, None),
+        ('send({"command": "log", "msg": [1, 2], "level": [3]})', False, None),
+        ('send({"command": "emit", "anchors": [OWN], "tuple": [1, 2]})', True, "2 values"),
+        ('send({"command": "emit", "anchors": OWN, "tuple": [float("nan")]})', True, "NaN"),
+        (
+            'send({"command": "emit", "anchors": [OWN], "tuple": ["a"], "stream": "other"})',
+            True,
+            "'other'",
+        ),
+        ('send({"command": "emit", "anchors": [OWN], "tuple": ["\\ud800"]})', True, "UTF-8"),
+        (LATIN_1, True, "UTF-8"),
+        ('send({"command": "emit", "anchors": [OWN]})', True, "tuple"),
+        ('send({"command": "emit", "anchors": [], "tuple": [1, 2]})', False, "2 values"),
+        ('send({"command": "ack", "id": "unknown"})', False, "unknown"),
+        ('send({"command": "ack"})', False, "names no tuple"),
+        ('send({"command": "emit", "anchors": ["unknown"], "tuple": ["x"]})', False, "unknown"),
+        ('sys.stdout.buffer.write(b"\\xff{]\\nend\\n"); sys.stdout.flush()', False, None),
+        ('sys.stdout.write("{oh]\\nend\\n"); sys.stdout.flush()', False, "JSON"),
+    ],
+)
+def test_a_message_that_cannot_be_carried_out_harms_its_own_tuple_alone(
+    tmp_path: Path, misbehave: str, fails: bool, error: str | None
+) -> None:
+    root = archive(tmp_path, split=ODD.replace("MISBEHAVE", misbehave))
+    given = {"sentences": [["a"], ["odd"], ["b"], ["c"]]}
+    with TopologyHarness(WithShellBolt, given, archive=root) as harness:
+        result = harness.run(timeout=60)
+        assert harness.tasks("count")[0].counts == {"a": 1, "b": 1, "c": 1}
+    assert result.failed["sentences"] == ([1] if fails else [])
+    assert sorted(result.acked["sentences"]) == ([0, 2, 3] if fails else [0, 1, 2, 3])
+    texts = [str(reported) for _, reported in result.errors]
+    assert len(texts) == (error is not None), texts
+    assert all(error and error in text and "replaced" not in text for text in texts), texts
+
+
+ODD_SPOUT = """
+from pystorm import Spout
+
+class Words(Spout):
+    def initialize(self, conf, context):
+        self.waiting = [(["a"], 1), (["x", "y"], 2), (["b"], 3)]
+    def next_tuple(self):
+        sys.stdout.write("next\\n")
+        if self.waiting:
+            values, n = self.waiting.pop(0)
+            self.emit(values, tup_id=n)
+    def note(self, verdict, tup_id):
+        with open("verdicts", "a") as out:
+            out.write(f"{verdict} {tup_id}\\n")
+    def ack(self, tup_id):
+        self.note("ack", tup_id)
+    def fail(self, tup_id):
+        self.note("fail", tup_id)
+
+import sys
+Words().run()
+"""
+
+
+def test_a_spout_that_prints_and_sends_too_many_values_goes_on(tmp_path: Path) -> None:
+    root = archive(tmp_path, words=ODD_SPOUT)
+    path = root / "resources" / "verdicts"
+    with TopologyHarness(WithShellSpout, archive=root) as harness:
+
+        def has_all() -> bool:
+            harness.engine.run(time.monotonic())
+            return path.exists() and len(path.read_text().splitlines()) == 3
+
+        eventually(has_all, 60, "three verdicts", interval=0.001)
+        assert sorted(path.read_text().splitlines()) == ["ack 1", "ack 3", "fail 2"]
+        assert harness.tasks("count")[0].counts == {"a": 1, "b": 1}
+        assert len(harness.errors) == 1 and "2 values" in str(harness.errors[0][1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "items"),
+    [
+        (['{"a": 1}'], [{"a": 1}]),
+        (["{", '"a": 1', "}"], [{"a": 1}]),
+        (["print", '{"a": 1}'], [StrayLine("print"), {"a": 1}]),
+        (["{'a': 1}", '{"a": 1}'], [StrayLine("{'a': 1}"), {"a": 1}]),
+        (['text {"a": 1}'], [StrayLine("text"), {"a": 1}]),
+        (['{"x": 1} {"a": {"b": 2}}'], [StrayLine('{"x": 1}'), {"a": {"b": 2}}]),
+        (["print", "more"], [StrayLine("print"), StrayLine("more")]),
+        ([], []),
+    ],
+)
+def test_printed_text_is_separated_from_the_message(lines: list[str], items: list[Any]) -> None:
+    assert parse_frame([f"{line}\n".encode() for line in lines]) == items
+
+
+def test_a_broken_message_keeps_the_ids_of_its_tuples() -> None:
+    (broken,) = parse_frame([b'{"command": "emit", "anchors": ["5"], "tuple": [NaN]}\n'])
+    assert isinstance(broken, BrokenMessage)
+    assert broken.document is not None and broken.document["anchors"] == ["5"]
+
+
+@hypothesis.given(st.lists(st.binary(max_size=40), max_size=8))
+def test_no_output_ends_the_reader(chunks: list[bytes]) -> None:
+    stream = io.BytesIO(b"\n".join([*chunks, b'{"a": 1}', b"end", b""]))
+    items: list[Any] = []
+    with pytest.raises(EOFError):
+        items.extend(read_output(stream))
+    assert items
 
 
 JS = str(Path(__file__).with_name("multilang_component.js"))
@@ -253,10 +393,9 @@ def test_task_ids_go_out_before_tuples_that_wait(tmp_path: Path) -> None:
 
 
 def test_messages_are_framed_by_end() -> None:
-    stream = io.BytesIO(b'{"a":\n1}\nend\n[1, 2]\nend\n')
-    assert read_message(stream) == {"a": 1}
-    assert read_message(stream) == [1, 2]
+    output = read_output(io.BytesIO(b'{"a":\n1}\nend\n[1, 2]\nend\nnonsense\nend\n'))
+    assert next(output) == {"a": 1}
+    assert next(output) == [1, 2]
+    assert next(output) == StrayLine("nonsense")
     with pytest.raises(EOFError):
-        read_message(stream)
-    with pytest.raises(ValueError):
-        read_message(io.BytesIO(b"nonsense\nend\n"))
+        next(output)

@@ -22,7 +22,7 @@ from storm_dagster.model.slot import Slot
 from storm_dagster.model.values import REGISTER_KEY, register_classes
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.native import NativeEngine
-from storm_dagster.worker.tasks.runner import Shared
+from storm_dagster.worker.tasks.shared import Shared
 from storm_rigs.components import QueueSpout
 
 SLOT = Slot("a", 1)

@@ -43,7 +43,7 @@ from storm_dagster.worker.dataplane.transport import Peer
 from storm_dagster.worker.dataplane.tree import Tree
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.multilang.bolts import ShellBoltRunner
-from storm_dagster.worker.tasks.runner import Shared
+from storm_dagster.worker.tasks.shared import Shared
 from storm_rigs.components import CollectBolt, InputSpout, QueueSpout
 
 

@@ -14,6 +14,10 @@ import msgspec
 
 from storm_dagster.model.errors import InvalidTopology
 
+MAX_AHEAD = "topology.windows.max.ahead.secs"
+"""Conf key of the time by which a stamp may be ahead of the worker's clock, seconds."""
+WAITS_METRIC = "why no window is due"
+"""Metric with the reason why the next window of a task is not due; empty if no tuple waits."""
 DEFAULT_WATERMARK_MS = 1000
 """Default interval between two computations of the watermark."""
 DEFAULT_IDLE_MS = 10_000
@@ -43,6 +47,9 @@ class WindowShape:
     """Stream that late tuples are emitted on; ``None``: they are dropped."""
     idle_ms: int = DEFAULT_IDLE_MS
     """Silence after which the watermark does not wait for a sending task."""
+
+    max_ahead_ms: int = 0
+    """Time by which a stamp may be ahead of the worker's clock; 0: any time."""
 
     @property
     def parts(self) -> list[Any]:
@@ -112,6 +119,7 @@ def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
         watermark_ms=int(value("watermark.event.interval.ms") or DEFAULT_WATERMARK_MS),
         late_stream=value("late.tuple.stream"),
         idle_ms=int(value("watermark.idle.timeout.ms") or DEFAULT_IDLE_MS),
+        max_ahead_ms=round(1000 * float(conf.get(MAX_AHEAD) or 0)),
     )
 
 

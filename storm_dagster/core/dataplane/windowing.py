@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from storm_dagster.core.dataplane.time_stamps import date_of, is_too_far_ahead
 from storm_dagster.core.dataplane.window_state import (
     HeldTuple,
     Position,
@@ -28,6 +29,12 @@ from storm_dagster.core.dataplane.window_state import (
 )
 
 _stamp = attrgetter("stamp")
+
+
+def describe_source(source: Any) -> str:
+    """Name of a sender: (component, stream, task)."""
+    component, stream, task = source
+    return f"{component}[{task}]" if stream == "default" else f"{component}[{task}] {stream}"
 
 
 class Sessions:
@@ -67,6 +74,10 @@ class Sessions:
                 del self._open[key]
             return key, session[0].stamp, end, session
         return None
+
+    def first_end(self) -> int | None:
+        """Time at which the first session may have ended; ``None`` without a session."""
+        return self._ends[0][0] if self._ends else None
 
     def _first_session_length(self, entries: list[HeldTuple]) -> int:
         """Number of entries before the first gap."""
@@ -147,6 +158,10 @@ class Windows:
         """Least stamp of the next tuple in processing time."""
         self._finished: list[HeldTuple] = []
         """Result of the next :meth:`take_finished`."""
+        self._missing: list[Any] = []
+        """Sources without a stamp that the watermark waits for."""
+        self._slowest: Any = None
+        """Source whose newest stamp the watermark follows; ``None`` if all are silent."""
         self._pane: Pane | None = None
         """Pane that is due and not done yet."""
         self._session: list[HeldTuple] = []
@@ -264,14 +279,74 @@ class Windows:
         for source in (*self.sources, *newest):
             heard.setdefault(source, now_ms)
         waiting = [source for source, at in heard.items() if now_ms - at < self.shape.idle_ms]
+        self._missing = [source for source in waiting if source not in newest]
+        self._slowest = None
         if not waiting:
             # All are silent: no source delays the tuples of another one.
             return max(newest.values(), default=None)
-        if any(source not in newest for source in waiting):
+        if self._missing:
             return None
-        return min(newest[source] for source in waiting)
+        self._slowest = min(waiting, key=newest.__getitem__)
+        return newest[self._slowest]
+
+    def reset_ahead(self, now_ms: int) -> int | None:
+        """Reset a watermark that is too far ahead of the clock ``now_ms``, and return the former.
+
+        ``None`` if it is not. The watermark becomes the end of the last window that was evaluated
+        before now, or, if that is not known, the last time before now at which one may have been.
+        So no window is evaluated twice, and tuples of now are not late.
+        """
+        max_ahead = self.shape.max_ahead_ms
+        former = self.watermark
+        if not self.shape.event_time or former is None:
+            return None
+        if not is_too_far_ahead(former, now_ms, max_ahead):
+            return None
+        for source, stamp in list(self._newest.items()):
+            if is_too_far_ahead(stamp, now_ms, max_ahead):
+                del self._newest[source]
+        last_end = self._last_end
+        if last_end is None or last_end > now_ms:
+            slide = self.shape.slide_ms or 1
+            last_end = (now_ms - 1) // slide * slide
+            if self.shape.slide_ms is not None:
+                self._last_end = last_end
+        self.watermark = last_end
+        return former
 
     # -- output ------------------------------------------------------------------------------------
+
+    def waits_for(self) -> str:
+        """Describe why no window is due, in event time; empty if one is due or none is open."""
+        if self._missing:
+            names = ", ".join(describe_source(source) for source in self._missing[:5])
+            more = ", ..." if len(self._missing) > 5 else ""
+            return (
+                f"no stamp came yet from {names}{more}: each counts until it was silent for "
+                f"{self.shape.idle_ms // 1000} s"
+            )
+        next_end = self._upcoming_end()
+        if self.watermark is None or next_end is None or next_end <= self.watermark:
+            return ""
+        text = f"the watermark is at {date_of(self.watermark)}"
+        if self._slowest is not None:
+            newest = date_of(self._newest[self._slowest])
+            text += f": the newest stamp of {describe_source(self._slowest)} is {newest}"
+        if self.shape.lag_ms:
+            text += f", less the lag of {self.shape.lag_ms / 1000:g} s"
+        return f"{text}. The next window is due at {date_of(next_end)}"
+
+    def _upcoming_end(self) -> int | None:
+        """Watermark at which the next window may be due; ``None`` if no tuple waits for one."""
+        if self._sessions is not None:
+            return self._sessions.first_end()
+        slide = self.shape.slide_ms
+        if slide is not None and self._start - self._base < len(self._log):
+            return self._next_end(slide)
+        if not self._early:
+            return None
+        stamp = self._early[0][0]
+        return stamp if slide is None else -(-stamp // slide) * slide
 
     def due(self) -> Pane | None:
         """The next window to evaluate; the same one until :meth:`done`."""

@@ -177,7 +177,7 @@ class TopologyRoutes:
 
     @router.route(
         "GET",
-        "/v1/topologies/{name}/state/{component}",
+        "/v1/topologies/{name}/state/{component:path}",
         summary="A page of the keyed state of a stateful bolt, as its tasks have it now",
         responses={200: StateDocument},
         errors=_CHANGE_ERRORS,

@@ -35,6 +35,7 @@ from storm_dagster.operations.read.explaining import (
     explain_document,
     problems,
     state_problems,
+    window_reasons,
 )
 from storm_dagster.operations.read.under_way import OperationStatus, operations_under_way
 from storm_dagster.operations.submit.open_tokens import OpenOperations, StartingTopology
@@ -380,8 +381,10 @@ class ClusterReader:
         if not isinstance(document, dict):
             # Not written by this release, but readable: it is shown as it is.
             return {"reasons": document}
-        down = self.snapshot(topology.id).down
-        return explain_document(view, topology, self.runnable(topology.id), document, down, task)
+        runnable = self.runnable(topology.id)
+        snapshot = self.snapshot(topology.id)
+        explained = explain_document(view, topology, runnable, document, snapshot.down, task)
+        return {**explained, "windows": window_reasons(snapshot)}
 
     def cluster(self) -> dict[str, Any]:
         """Nimbuses, supervisors, and the state of healing."""

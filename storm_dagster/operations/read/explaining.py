@@ -8,10 +8,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from storm_dagster.core.dataplane.window_state import WAITS_METRIC
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import Runnable, current_topology, monitor_batch
 from storm_dagster.core.scheduling.explain import choice_of
 from storm_dagster.core.scheduling.plan import plan_placement
+from storm_dagster.core.snapshot.topology import TopologySnapshot
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.fusion import fused_components
 from storm_dagster.model.multimap import multimap
@@ -71,6 +73,16 @@ def explain_document(
             to_place = current_topology(view, topology, runnable, topology.tasks)
             document["choice"] = choice_document(to_place, placement, task)
     return document
+
+
+def window_reasons(snapshot: TopologySnapshot) -> dict[str, str]:
+    """Task -> reason why its next window is not due, as the tasks of windowed bolts report it."""
+    reasons: dict[str, str] = {}
+    for (_, task), metrics in snapshot.metrics.items():
+        reason = metrics.get(WAITS_METRIC)
+        if isinstance(reason, str) and reason:
+            reasons[task] = reason
+    return reasons
 
 
 def _stored_placement(stored: Mapping[str, Any]) -> TopologyPlacement | None:

@@ -14,7 +14,8 @@ from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import KINDS, VERDICTS, Peer, Transport
 from storm_dagster.worker.dataplane.tree import LOST, Reason
 from storm_dagster.worker.engine.system import Acker
-from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 

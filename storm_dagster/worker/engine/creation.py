@@ -12,7 +12,8 @@ from storm_dagster.api.spark.fused import FusedBolt
 from storm_dagster.model.topology import ComponentSpec, TopologySpec
 from storm_dagster.worker.dataplane.routes import by_component, resolve
 from storm_dagster.worker.tasks.bolts import BoltRunner, FusedBoltRunner
-from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.spouts import SpoutRunner
 
 

@@ -47,7 +47,8 @@ from storm_dagster.worker.engine.creation import (
 from storm_dagster.worker.engine.pressure import Loads, Pressure
 from storm_dagster.worker.engine.reports import task_report
 from storm_dagster.worker.engine.system import Acker, TopologyMaster
-from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _log = logging.getLogger(__name__)
@@ -425,6 +426,8 @@ class NativeEngine:
             self._on_clock(now)
         worked = False
         shared = self.shared
+        clock = time.perf_counter
+        begin = clock()
         for runner in self._order:
             shared.at = runner
             if runner.wired and runner.status == "running":
@@ -433,6 +436,9 @@ class NativeEngine:
                 except shared.catches as error:
                     # No component may end the worker, and its other tasks with it.
                     self._crash(runner, error)
+                end = clock()
+                runner.loop_secs += end - begin
+                begin = end
                 if runner.crashed:
                     worked = self._starting = True
                     runner.attempt("restart", runner.restart)

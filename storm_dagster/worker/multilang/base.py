@@ -1,6 +1,7 @@
 """Base of the runners of multilang programs.
 
-A program that dies, hangs or violates the protocol is replaced.
+A program that dies or hangs is replaced. A message that cannot be carried out harms only the
+tuples that it belongs to.
 """
 
 import itertools
@@ -12,6 +13,7 @@ from typing import Any
 
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.worker.multilang.messages import BrokenMessage, StrayLine
 from storm_dagster.worker.multilang.process import LOG_LEVELS, ShellProcess
 from storm_dagster.worker.tasks.plain_values import metric_value
 from storm_dagster.worker.tasks.runner import Runner
@@ -21,6 +23,8 @@ _log = logging.getLogger("storm_dagster.component")
 _FIRST_RESTART_SECS = 0.1
 _MAX_RESTART_SECS = 10.0
 """Shortest and longest pause before a program is replaced."""
+_EXPLAIN_SECS = 60.0
+"""Interval of the remedy in the log, for a program that prints to standard output."""
 _STABLE_SECS = 10.0
 """A program that lived longer restarts after the first pause."""
 _MAX_INBOUND = 4096
@@ -30,10 +34,15 @@ _starts = itertools.count(1)
 
 
 class ShellFailure(StormDagsterError):
-    """Failure of a shell component's program, which is replaced.
+    """Failure of a shell component's program.
 
-    It died, hung, or violated the protocol.
+    It died or hung, and is replaced, or it sent a message that cannot be carried out.
     """
+
+
+def _level_of(number: Any) -> int:
+    """Level of a log message of a program; ``INFO`` for a number that is not one."""
+    return LOG_LEVELS.get(number, logging.INFO) if isinstance(number, int) else logging.INFO
 
 
 class ShellRunner(Runner):
@@ -61,6 +70,8 @@ class ShellRunner(Runner):
         """Time of the program's last message, or of its start."""
         self.last_start = 0.0
         """Time of the program's start."""
+        self._explain_at = 0.0
+        """Time of the next log line with the remedy against printed lines."""
         self._restart_at = 0.0
         """Time before which no program is started."""
         self._restart_pauses = Backoff(_FIRST_RESTART_SECS, _MAX_RESTART_SECS)
@@ -108,19 +119,50 @@ class ShellRunner(Runner):
             if isinstance(message, str):
                 self.replace(message)
                 continue
-            try:
-                self.on_message(message)
-            except self.shared.catches as error:
-                self.replace(f"protocol: {type(error).__name__}: {error}")
+            if isinstance(message, StrayLine):
+                self._log_stray_line(message.text)
+            elif isinstance(message, BrokenMessage):
+                self._refuse(message.document or {}, ShellFailure(message.reason))
+            else:
+                self._handle(message)
         return worked
 
-    def on_message(self, message: Any) -> None:
-        """Handle one message; the program is replaced if this raises."""
-        if not isinstance(message, dict):
-            raise ShellFailure(f"{message!r:.100} is not a command")
+    def _handle(self, message: Any) -> None:
+        """Carry out a message; one that cannot be is refused, and the program continues."""
+        try:
+            if not isinstance(message, dict):
+                raise ShellFailure(f"{message!r:.100} is not a command")
+            self.on_message(message)
+        except self.shared.catches as error:
+            self._refuse(message if isinstance(message, dict) else {}, error)
+
+    def _refuse(self, message: dict[str, Any], error: BaseException) -> None:
+        """Report a message that cannot be carried out, and fail the tuples that it belongs to."""
+        command = str(message.get("command") or "message")
+        self.report(error, f"{command:.50} of the program")
+        self.on_refused(message, error)
+        wants_tasks = message.get("need_task_ids", True) and not message.get("task")
+        if command == "emit" and wants_tasks and self.process is not None:
+            # It waits for an answer.
+            self.process.send_task_ids([])
+
+    def _log_stray_line(self, text: str) -> None:
+        """Log a line that the program printed, at intervals with the remedy."""
+        now = time.monotonic()
+        remedy = ""
+        if now >= self._explain_at:
+            self._explain_at = now + _EXPLAIN_SECS
+            remedy = (
+                " (standard output is the pipe of the protocol: print to standard error, or use "
+                "the log of the component)"
+            )
+        _log.warning("%s-%d printed: %s%s", self.component, self.task_id, text, remedy)
+
+    def on_message(self, message: dict[str, Any]) -> None:
+        """Handle one message. Raises if it cannot be carried out."""
         command = message.get("command")
         if command == "log":
-            level = LOG_LEVELS.get(message.get("level", 2), logging.INFO)
+            level = _level_of(message.get("level"))
             _log.log(level, "%s-%d: %s", self.component, self.task_id, message.get("msg"))
         elif command == "error":
             self.last_error = message.get("msg")
@@ -145,6 +187,9 @@ class ShellRunner(Runner):
 
     def on_other(self, command: str, message: dict[str, Any]) -> None:
         """Handle a command of one kind of component."""
+
+    def on_refused(self, message: dict[str, Any], error: BaseException) -> None:
+        """Fail the tuples that a message belongs to, which cannot be carried out."""
 
     def drop_tuples(self) -> None:
         """Fail or drop the program's tuples."""

@@ -18,6 +18,8 @@ _log = logging.getLogger("storm_dagster.component")
 
 _HEARTBEAT_SECS = 1.0
 """Interval of the heartbeat tuples that a program gets, and must respond to."""
+_MAX_REFUSED = 10_000
+"""Ids of failed tuples that are remembered: the program may name them once more."""
 _TICK = "tick-"
 """Prefix of the ids of ticks."""
 _CHANGED = (
@@ -37,6 +39,14 @@ def _is_altered(value: Any) -> bool:
     if kind is float:
         return not math.isfinite(value)
     return kind is bytes or kind not in ATOMIC
+
+
+def _anchors_of(message: dict[str, Any]) -> list[str]:
+    """Ids of the tuples to which an emit is anchored; programs send a list, or one id."""
+    names = message.get("anchors") or []
+    if not isinstance(names, list):
+        names = [names]
+    return [str(name) for name in names]
 
 
 class ShellBoltRunner(ShellRunner):
@@ -67,6 +77,8 @@ class ShellBoltRunner(ShellRunner):
             timeouts.append(float(part.conf.get(key) or 0))
         self._late_ns = int(2e9 * max(timeouts))
         """Time after which a tuple in flight has failed, if it is tracked."""
+        self._refused: dict[str, None] = {}
+        """Newest ids of tuples that failed with a refused message."""
         self._dropped = 0
         """Ids up to this one are no longer in flight, also if the program names them."""
 
@@ -201,19 +213,18 @@ class ShellBoltRunner(ShellRunner):
 
         The program gets the receivers unless it opts out.
         """
-        names = message.get("anchors") or []
-        if isinstance(names, str):
-            names = [names]
         anchors: list[Tuple] = []
-        for name in names:
-            entry = self.in_flight.get(str(name))
+        for name in _anchors_of(message):
+            entry = self.in_flight.get(name)
             if entry is not None:
                 anchors.append(entry[0])
-            elif not (str(name).startswith(_TICK) or self._was_dropped(name)):
+            elif not (name.startswith(_TICK) or self._was_dropped(name)):
                 raise ShellFailure(
                     f"an emit is anchored to {name!r}, which is unknown or acked already"
                 )
         stream = message.get("stream") or "default"
+        if "tuple" not in message:
+            raise ShellFailure('an emit has no values: send a list as "tuple"')
         values = message["tuple"]
         direct = message.get("task") or None
         route = self.checked_route(values, stream)
@@ -232,6 +243,8 @@ class ShellBoltRunner(ShellRunner):
         """
         if command not in ("ack", "fail"):
             return
+        if "id" not in message:
+            raise ShellFailure(f'{command} names no tuple: send its "id"')
         name = str(message["id"])
         if name.startswith(_TICK):
             return
@@ -260,8 +273,20 @@ class ShellBoltRunner(ShellRunner):
         self.last_error = None
 
     def _was_dropped(self, name: Any) -> bool:
-        """True if an id is that of a tuple that is late, and no longer in flight."""
+        """True if an id is that of a tuple that is late or has failed, and no longer in flight."""
+        if str(name) in self._refused:
+            return True
         return str(name).isdecimal() and int(name) <= self._dropped
+
+    def on_refused(self, message: dict[str, Any], error: BaseException) -> None:
+        """Fail the anchors of an emit; the program may ack them later, which has no effect."""
+        for name in _anchors_of(message):
+            entry = self.in_flight.pop(name, None)
+            if entry is not None:
+                self._refused[name] = None
+                self.fail(entry[0], self.reason_of(error))
+        while len(self._refused) > _MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
 
     def drop_tuples(self, *, closing: bool = False) -> None:
         """Fail the program's tuples.

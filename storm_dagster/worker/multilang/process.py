@@ -22,43 +22,18 @@ from typing import IO, Any
 import msgspec
 
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.worker.multilang.messages import read_output
 
 _log = logging.getLogger("storm_dagster.component")
 
 LOG_LEVELS = {0: 5, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 """Level numbers of the protocol; the default is INFO."""
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # A process group, to be killed as a whole, in the worker's session, where the supervisor finds it
 # if the worker was killed. Python 3.10 would have to run code between fork and exec for that.
 _GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
 _PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-_decode = msgspec.json.Decoder().decode
-
-
-def read_message(stream: IO[bytes]) -> Any:
-    """Read a message.
-
-    Raises ``EOFError`` at the end, ``ValueError`` if it is not valid.
-    """
-    lines: list[bytes] = []
-    size = 0
-    while True:
-        line = stream.readline(MAX_MESSAGE_BYTES)
-        if not line:
-            raise EOFError("Pipe to subprocess seems to be broken")
-        if line.rstrip(b"\r\n") == b"end":
-            break
-        lines.append(line)
-        size += len(line)
-        if size >= MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
-    text = b"".join(lines)
-    try:
-        return _decode(text)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{text[:200]!r} is not valid JSON: {error}") from None
 
 
 def _program(name: str) -> str:
@@ -77,8 +52,8 @@ def _program(name: str) -> str:
 class ShellProcess:
     """One run of a program.
 
-    The reader's thread calls ``on_output`` with each message, and at the end with its reason, a
-    string.
+    The reader's thread calls ``on_output`` with each item of :func:`read_output`, and at the end
+    with its reason, a string.
     """
 
     command: Sequence[str]
@@ -179,8 +154,7 @@ class ShellProcess:
         """Pass the program's messages on until its output ends; the body of a thread."""
         reason = "its output ended"
         try:
-            while True:
-                message = read_message(stream)
+            for message in read_output(stream):
                 if isinstance(message, dict) and "pid" in message and self.reported_pid is None:
                     self.reported_pid = int(message["pid"])
                     continue

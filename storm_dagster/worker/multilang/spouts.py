@@ -4,7 +4,7 @@ import time
 from collections import deque
 from typing import Any
 
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.worker.multilang.base import ShellFailure, ShellRunner
 from storm_dagster.worker.tasks.dead_letters import Verdict
 from storm_dagster.worker.tasks.spouts import SpoutBase
@@ -61,7 +61,8 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         if self.commands:
             self._send(self.commands.popleft(), now)
             return True
-        if self.may_emit() and not self.full() and now >= self.pause_until:
+        may_call = self.may_emit() and not self.full()
+        if may_call and now >= self.pause_until and now >= self.retry_at():
             self._emitted = False
             self._send({"command": "next"}, now)
             return True
@@ -86,7 +87,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         """Return the seconds until the next ``next`` command."""
         if self.busy or not self.may_emit():
             return None
-        return max(0.0, self.pause_until - now)
+        return max(0.0, self.pause_until - now, self.retry_at() - now)
 
     def busy_elsewhere(self) -> bool:
         return self.busy or bool(self.inbound)
@@ -95,16 +96,16 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         """Emit, and return the receivers of a non-direct tuple."""
         self._emitted = True
         direct = message.get("task") or None
-        try:
-            tasks = self.emit(
-                message["tuple"],
-                message.get("id"),
-                message.get("stream") or "default",
-                direct,
-                True,
-            )
-        except InvalidRequest as error:
-            raise ShellFailure(error.message) from None
+        if "tuple" not in message:
+            raise ShellFailure('an emit has no values: send a list as "tuple"')
+        tasks = self.emit(
+            message["tuple"],
+            message.get("id"),
+            message.get("stream") or "default",
+            direct,
+            True,
+        )
+        self.call_errors.on_success()
         if message.get("need_task_ids", True) and direct is None and self.process is not None:
             self.process.send_task_ids(tasks or [])
 
@@ -117,6 +118,17 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
     def on_other(self, command: str, message: dict[str, Any]) -> None:
         """Reject other commands."""
         raise ShellFailure(f"unknown command {command!r} from a spout")
+
+    def on_refused(self, message: dict[str, Any], error: BaseException) -> None:
+        """Fail the tuple of an emit, which the program may then send corrected.
+
+        While all its emits are refused, it gets ``next`` less often.
+        """
+        self.call_errors.on_error(time.monotonic())
+        # After another error its tree is known, and fails by itself.
+        was_refused = isinstance(error, StormDagsterError)
+        if was_refused and message.get("command") == "emit" and message.get("id") is not None:
+            self._notify(False, message["id"])
 
     def drop_tuples(self) -> None:
         """Drop the command in progress.

@@ -13,7 +13,9 @@ from storm_dagster.host.clock import boot_clock
 from storm_dagster.host.files import write_atomically
 from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.runtime.loop_shares import LoopShares
+from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.shared import RunningTask, Shared
 from storm_dagster.worker.tasks.stacks import component_stack
 
 _log = logging.getLogger(__name__)
@@ -108,22 +110,26 @@ class Watchdog:
     def __post_init__(self) -> None:
         self._stuck: dict[tuple[int, float], None] = {}
         """(task, start) of the calls in threads that were reported before, or are now."""
-        self._progress: tuple[int, Runner | None] = (-1, None)
+        self._progress: tuple[int, RunningTask | None] = (-1, None)
         """(passes, task at which the loop is) at the last check."""
         self._since = 0.0
         """Time of the check that found that progress first."""
         self._reported = False
         """True if that blockage is reported."""
+        self._shares = LoopShares()
         self._loop = threading.get_ident()
         """The loop's thread, which creates the watchdog."""
 
     def check(self) -> None:
         """Report a task that has occupied the loop for ``secs`` seconds.
 
-        Also calls in threads that last longer than the message timeout.
+        Also components whose slow calls take most of the loop, and calls in threads that last
+        longer than the message timeout.
         """
         now = time.monotonic()
         self._check_threads(now)
+        for task, component, slow in self._shares.check(now, self.runners()):
+            self.shared.report(task, component, slow, "slow calls")
         runner = self.shared.at
         progress = (self.passes(), runner)
         if progress != self._progress:

@@ -35,7 +35,7 @@ from storm_dagster.worker.runtime.heartbeat import HeartbeatThread, Watchdog
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.loop import Loop
 from storm_dagster.worker.tasks.errors import ErrorReporter
-from storm_dagster.worker.tasks.runner import Shared
+from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.zk.session import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 

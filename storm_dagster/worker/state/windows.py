@@ -6,14 +6,12 @@ acked.
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import TupleWindow, WindowedBolt
-from storm_dagster.core.dataplane.acking import PendingMap
 from storm_dagster.core.dataplane.keyed_state import (
     Checkpoint,
     Contents,
@@ -21,16 +19,21 @@ from storm_dagster.core.dataplane.keyed_state import (
     join_encoded,
     key_of,
 )
-from storm_dagster.core.dataplane.window_state import HeldTuple, window_shape
+from storm_dagster.core.dataplane.time_stamps import (
+    FutureStamp,
+    date_of,
+    future_stamp,
+    is_too_far_ahead,
+)
+from storm_dagster.core.dataplane.window_state import WAITS_METRIC, HeldTuple, window_shape
 from storm_dagster.core.dataplane.windowing import Windows
 from storm_dagster.host.waiting import Backoff
-from storm_dagster.model.dagster_events import DagsterEvent, decode_event
+from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.values import decode_value, encode_own, own_values
 from storm_dagster.worker.dataplane.named_values import namer_of
-from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
-from storm_dagster.worker.dataplane.tree import Tree, next_edge
 from storm_dagster.worker.state.host import MAX_RETRY_SECS, StateTask
+from storm_dagster.worker.state.window_results import ResultTracker
 
 _log = logging.getLogger("storm_dagster.component")
 
@@ -52,81 +55,6 @@ _FIRST_IN_FLIGHT = 1000
 """Tuples in flight before the speed of the readers is known."""
 _MIN_IN_FLIGHT = 100
 """Tuples in flight while the readers finish none in time."""
-
-
-class ResultTracker:
-    """Roots of the results of a windowed task, like those of a spout.
-
-    :meth:`take` belongs to the thread that runs the bolt, all other methods to the loop.
-    """
-
-    def __init__(self, runner: StateTask) -> None:
-        self._runner = runner
-        self.task_id = runner.task_id
-        timeout = float(runner.conf.get("topology.message.timeout.secs") or 30)
-        self.pending: PendingMap[Any] = PendingMap(timeout)
-        """Root -> (number of the result, number of its tuples, tree)."""
-        self.delayed = False
-        """True while back pressure stops the task, or a spout before it (:class:`Pressure`)."""
-        self.acked: deque[int] = deque()
-        """Roots of complete trees."""
-        self.failed: deque[int] = deque()
-        self.lost = self.failed
-        """The same list: a failed result is resent for any reason."""
-
-    def send(self, number: int, emitted: Sequence[Any], size: int) -> None:
-        """Send the tuples (``size``) and events of a result.
-
-        Each is ``[stream, values, direct task]``; an event has no stream. A tuple that cannot be
-        sent is reported, and the result is resent after the message timeout.
-        """
-        runner = self._runner
-        shared = runner.shared
-        component = runner.component
-        root = next_edge() or 1
-        tree = Tree(1, root, 0, self) if shared.acker_tasks else None
-        self.pending.add(root, (number, size, tree), shared.clock())
-        try:
-            for stream, values, direct_task in emitted:
-                if stream is None:
-                    shared.events.add(runner, decode_event(values), tree)
-                    continue
-                route = route_of(runner.routes, stream, component)
-                route.emitted += 1
-                send_to_targets(
-                    route, values, tree, shared.ledger, component, self.task_id, direct_task
-                )
-        except Exception as error:
-            runner.report(error, "results of a window")
-            return
-        if tree is None:
-            self.acked.append(root)
-            return
-        tree.count -= 1
-        if not tree.count:
-            shared.ledger.ack_tree(tree)
-
-    def on_clock(self, now: float) -> None:
-        """Fail the trees that have timed out."""
-        if self._runner.awaits_target:
-            self.pending.extend_deadlines(now)
-        # A copy: the bolt's thread removes entries.
-        self.failed += self.pending.overdue(now, list(self.pending.entries.items()))
-
-    def take(self) -> list[tuple[int, int, bool, float]]:
-        """Take the results that were acked or failed since the last call.
-
-        Each is (number, size, True if its tree is complete, clock at which it was sent). A root
-        with both verdicts counts once, by its ack.
-        """
-        results: list[tuple[int, int, bool, float]] = []
-        for roots, acked in ((self.acked, True), (self.failed, False)):
-            while roots:
-                entry = self.pending.pop(roots.popleft())
-                if entry is not None:
-                    (number, size, _), sent_at = entry
-                    results.append((number, size, acked, sent_at))
-        return results
 
 
 class WindowState(Protocol):
@@ -179,6 +107,8 @@ class WindowDriver:
         """Tries of the due window that raised."""
         self._next_watermark = 0
         """Time before which the watermark does not advance."""
+        self._replayed_at = 0
+        """Time at which all tuples have come again that were in flight before a restart."""
         self._pulsed_at = 0
         """Time of the last pulse."""
         self._listened_ms = 0
@@ -186,6 +116,9 @@ class WindowDriver:
         """
         self._late_count = 0
         self._late_logged_at = -_LATE_LOG_MS
+        self._future_count = 0
+        self._waits_for = ""
+        """Published reason why no window is due."""
         self._emitted: list[msgspec.Raw] | None = None
         """Tuples that the window in process has emitted; ``None`` between windows."""
         self._reported: list[msgspec.Raw] = []
@@ -242,6 +175,16 @@ class WindowDriver:
         if name_values is not None:
             name_values([entry.item for entry in entries])
         self.windows = Windows(self.shape, (), contents.windows, entries)
+        former = self.windows.reset_ahead(self.runner.shared.now_ms())
+        if former is not None:
+            _log.warning(
+                "%s-%d: the watermark of the state was %s, which is in the future "
+                "(topology.windows.max.ahead.secs): it is set back to %s",
+                self.runner.component,
+                self.runner.task_id,
+                date_of(former),
+                date_of(self.windows.watermark or 0),
+            )
 
     def attach(self, state: WindowState) -> None:
         """Begin to take tuples, and queue the saved results that are not complete."""
@@ -255,7 +198,8 @@ class WindowDriver:
         # timeout. Until then the watermark does not advance, so that they are not late.
         timeout = float(self.runner.conf.get("topology.message.timeout.secs") or 30)
         if contents.windows is not None:
-            self._next_watermark = self.runner.shared.now_ms() + round(timeout * 1000) + _CONNECT_MS
+            self._replayed_at = self.runner.shared.now_ms() + round(timeout * 1000) + _CONNECT_MS
+            self._next_watermark = self._replayed_at
         collector = self.bolt._bound()
         self._report_event = collector.event
         collector.event = self._event  # type: ignore[method-assign]
@@ -297,8 +241,13 @@ class WindowDriver:
         """
         staged = self.staged
         self.staged = []
+        now = self.runner.shared.now_ms()
         for tup, stamp, key, owner, item in staged:
             self._state.defer_ack(tup)
+            if self.shape.event_time and is_too_far_ahead(stamp, now, self.shape.max_ahead_ms):
+                self._on_future(tup, stamp, now)
+                self.changed = True
+                continue
             entry = self.windows.add(tup, stamp, (tup.component, tup.stream, tup.task), key)
             if entry is None:
                 self._on_late(tup, stamp)
@@ -311,14 +260,38 @@ class WindowDriver:
         if self.shape.slide_count is not None and not self.shape.event_time:
             self.evaluate()
 
+    def _on_future(self, tup: Tuple, stamp: int, now: int) -> None:
+        """Count and report a tuple from the future, which goes where late ones go."""
+        self._future_count += 1
+        self.runner.call_in_loop(lambda: self.runner.metric("future", self._future_count))
+        error = future_stamp(
+            stamp,
+            now,
+            self.shape.max_ahead_ms,
+            field=str(self.runner.conf.get(_STAMP)),
+            source=tup.component,
+        )
+        try:
+            # Raised for its place: all such errors are one group, whatever their stamps are.
+            raise error
+        except FutureStamp:
+            self.runner.report(error, "time stamp")
+        self._pass_to_late_stream(tup)
+
+    def _pass_to_late_stream(self, tup: Tuple) -> bool:
+        """Emit a tuple on the stream of late ones. False without such a stream."""
+        stream = self.shape.late_stream
+        if stream is None:
+            return False
+        values = encode_value([list(tup.values), tup.component, tup.stream], stream)
+        self._add_results([join_encoded([stream, values, None])])
+        return True
+
     def _on_late(self, tup: Tuple, stamp: int) -> None:
         """Count a late tuple, and pass it to the late stream, or drop it."""
         self._late_count += 1
         self.runner.call_in_loop(lambda: self.runner.metric("late", self._late_count))
-        stream = self.shape.late_stream
-        if stream is not None:
-            values = encode_value([list(tup.values), tup.component, tup.stream], stream)
-            self._add_results([join_encoded([stream, values, None])])
+        if self._pass_to_late_stream(tup):
             return
         now = self.runner.shared.now_ms()
         if now - self._late_logged_at >= _LATE_LOG_MS:
@@ -355,7 +328,19 @@ class WindowDriver:
             self._next_watermark = now + self.shape.watermark_ms
             self.windows.sources = self._sources()
             self.windows.advance(self._listened_ms)
+            self._publish_reason(self.windows.waits_for())
+        elif now < self._replayed_at:
+            self._publish_reason(
+                "the watermark stands still after a restart, until tuples in flight have come "
+                "again (topology.message.timeout.secs)"
+            )
         self.evaluate()
+
+    def _publish_reason(self, reason: str) -> None:
+        """Publish why no window is due, as a metric, if that has changed."""
+        if reason != self._waits_for:
+            self._waits_for = reason
+            self.runner.call_in_loop(lambda: self.runner.metric(WAITS_METRIC, reason))
 
     def _sources(self) -> frozenset[tuple[str, str, int]]:
         """(component, stream, task) of all senders.

@@ -109,6 +109,10 @@ class BoltRunner(Runner):
         self.instance = bolt
         return True
 
+    def calls_on_loop(self) -> int:
+        """Return the number of executed tuples."""
+        return self.stats.executed
+
     def busy_elsewhere(self) -> bool:
         """True while the state is read."""
         return self._opening is not None
@@ -453,16 +457,10 @@ class BoltRunner(Runner):
         """
         due = self.ticks
         self.ticks = 0
-        if due & PULSE_DUE and self.state is not None:
-            try:
-                self.state.pulse()
-            except self.shared.catches as error:
-                self.on_error(error, "windows and state")
+        if due & PULSE_DUE:
+            self.run_pulse()
         if due & TICK_DUE and not self.crashed:
-            try:
-                self.instance.process_tick(self.tick_tuple())
-            except self.shared.catches as error:
-                self.on_error(error, "process_tick")
+            self.run_tick()
 
 
 class FusedBoltRunner(BoltRunner):

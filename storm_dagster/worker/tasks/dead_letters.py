@@ -21,7 +21,7 @@ from storm_dagster.worker.dataplane.tree import Reason
 from storm_dagster.worker.state.letters import DeadLetterLog
 from storm_dagster.worker.state.storage import dead_letter_log
 from storm_dagster.worker.tasks.plain_values import short_repr
-from storm_dagster.worker.tasks.runner import Shared
+from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.stats import TaskStats
 
 _log = logging.getLogger(__name__)

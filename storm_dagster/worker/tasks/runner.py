@@ -1,10 +1,8 @@
-"""Base class of tasks in a worker, and what all tasks share."""
+"""Base class of tasks in a worker."""
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +11,6 @@ from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
-from storm_dagster.worker.dataplane.events import EventDelivery
 from storm_dagster.worker.dataplane.routes import Route, resolve
 from storm_dagster.worker.dataplane.sending import (
     check_types,
@@ -22,14 +19,15 @@ from storm_dagster.worker.dataplane.sending import (
     send_remote,
     sent_and_received,
 )
-from storm_dagster.worker.dataplane.tree import LOST, Ledger, Reason
+from storm_dagster.worker.dataplane.tree import LOST, Reason
 from storm_dagster.worker.state.host import MAX_RETRY_SECS
-from storm_dagster.worker.state.storage import StateStorage
+from storm_dagster.worker.tasks.error_pauses import ErrorPauses
+from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.stats import TaskStats
 
 if TYPE_CHECKING:
     from storm_dagster.worker.state.driver import StateDriver
-    from storm_dagster.worker.state.windows import ResultTracker
+    from storm_dagster.worker.state.window_results import ResultTracker
 
 _log = logging.getLogger("storm_dagster.component")
 
@@ -50,74 +48,6 @@ _MIN_UNACKED = 32
 """Tuples in :attr:`Runner.unacked` before it is cleaned for the first time."""
 _MAX_REASON = 500
 """Characters of a reason."""
-
-
-@dataclass(eq=False, kw_only=True)
-class Shared:
-    """State shared by the tasks of a worker.
-
-    Used only by the loop, unless noted.
-    """
-
-    conf: Mapping[str, Any]
-    owns: Callable[[], bool]
-    """True if the worker's lease is valid now; cheap, any thread."""
-    wake: Callable[[], None]
-    """Wake the loop; any thread."""
-    report: Callable[[int, str, BaseException, str], None]
-    """(task, component, error, context text): log and record an error; any thread."""
-    clock: Callable[[], float] = time.monotonic
-    """Monotonic seconds; tests may use another clock. Any thread."""
-    epoch: float | None = None
-    """Zero of the clock, in seconds since 1970; ``None``: by the system's time."""
-
-    def __post_init__(self) -> None:
-        self._epoch = time.time() - self.clock() if self.epoch is None else self.epoch
-        self.ledger = Ledger()
-        self.events = EventDelivery(self)
-        """The tasks' reports to Dagster."""
-        self.spouts_run = False
-        """True if spouts may emit: active, all workers ready. Read by any thread."""
-        self.active = False
-        """True if the topology is active."""
-        self.acker_tasks: tuple[int, ...] = ()
-        """Ascending; the acker of a root is that at ``root % len(acker_tasks)``."""
-        self.next_home: Callable[[], int] | None = None
-        """Index in ``acker_tasks`` of an acker in this worker, which spouts here prefer. Calls
-        return all of them in turn.
-        """
-        self.closing = False
-        """True once the worker closes all its tasks."""
-        self.lost_trees = 0
-        """Trees of the spouts here that failed because a task or worker with parts of them ended.
-        """
-        self.sliced = True
-        """True if a pass limits the time of each task. The test harness sets ``False``, so that the
-        order of tuples does not depend on the machine's speed.
-        """
-        self.scratch: Path | None = None
-        """Folder for files of running programs. ``None``: the current one, which only this worker
-        uses.
-        """
-        self.catches: tuple[type[BaseException], ...] = (BaseException,)
-        """Errors that a user's method may raise without ending the process. A worker survives all
-        of them, since no exception is raised in it from outside. The test harness passes on a
-        keyboard interrupt and the outcome of a test.
-        """
-        self.at: Runner | None = None
-        """The task that occupies the loop; read by the watchdog."""
-        self.warned: set[str] = set()
-        """Shell components whose changed values were logged."""
-        self.storage = StateStorage(self.report)
-        self.redirect: Callable[[Tuple, int], Any] = lambda tup, task: self.ledger.fail(tup)
-        """(tuple, task): send the tuple of a task to another task of its component."""
-
-    def now_ms(self) -> int:
-        """Return milliseconds since 1970.
-
-        They never decrease while the process lives.
-        """
-        return round((self._epoch + self.clock()) * 1000)
 
 
 def make_component(part: ComponentSpec, kind: type[Any]) -> Any:
@@ -186,6 +116,8 @@ class Runner:
         """Due events: ``TICK_DUE`` and ``PULSE_DUE``."""
         self.tick_secs: float | None = self.conf.get("topology.tick.tuple.freq.secs") or None
         self.next_tick = 0.0
+        self.tick_errors = ErrorPauses()
+        """Pauses of ``process_tick``. In the thread that runs the task."""
         self.next_pulse = 0.0
         self.instance: Any = None
         """The component."""
@@ -203,6 +135,8 @@ class Runner:
         """
         self.crashed = False
         """True if the engine must restart the task. Any thread."""
+        self.loop_secs = 0.0
+        """Time in which the loop has run this task, in seconds. Read by any thread."""
         self._retry_at = 0.0
         """Time before which the component is not opened."""
         self._pauses = Backoff(1.0, MAX_RETRY_SECS)
@@ -288,6 +222,13 @@ class Runner:
         """Return the estimated seconds to process the queue."""
         stats = self.stats
         return self.waiting() * stats.execute_ns / stats.timed / 1e9 if stats.timed else 0.0
+
+    def calls_on_loop(self) -> int | None:
+        """Return the number of calls of the component on the loop. Any thread.
+
+        ``None`` if the component does not run there.
+        """
+        return None
 
     def busy_elsewhere(self) -> bool:
         """True while work of the task is done outside the loop.
@@ -528,6 +469,29 @@ class Runner:
     def tick_tuple(self) -> Tuple:
         """Create a tick tuple for the component."""
         return Tuple(0, SYSTEM, TICK_STREAM, SYSTEM_TASK, [self.tick_secs])
+
+    def run_pulse(self) -> None:
+        """Run the timers of windows and state that are due. In the thread that runs the task."""
+        if self.state is not None:
+            try:
+                self.state.pulse()
+            except self.shared.catches as error:
+                self.on_error(error, "windows and state")
+
+    def run_tick(self) -> None:
+        """Call ``process_tick``, unless its errors pause it. In the thread that runs the task.
+
+        A tick within a pause is skipped.
+        """
+        if self.shared.clock() < self.tick_errors.until:
+            return
+        try:
+            self.instance.process_tick(self.tick_tuple())
+        except self.shared.catches as error:
+            self.on_error(error, "process_tick")
+            self.tick_errors.on_error(self.shared.clock())
+        else:
+            self.tick_errors.on_success()
 
     def on_clock(self, now: float) -> None:
         """Set :attr:`ticks` to the due events; missed ticks are skipped."""

@@ -19,6 +19,7 @@ from storm_dagster.worker.dataplane.sending import (
 from storm_dagster.worker.dataplane.tree import Tree, next_edge
 from storm_dagster.worker.tasks.bolts import BoltCollector, emitted_on
 from storm_dagster.worker.tasks.dead_letters import DeadLetters, Notify, Verdict
+from storm_dagster.worker.tasks.error_pauses import ErrorPauses
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
 VERDICTS = {True: "ack", False: "fail", None: "given_up", "lost": "_lost"}
@@ -29,6 +30,10 @@ PASS_SECS = 0.002
 """Time after which a pass continues with the bolts."""
 _QUICK_RETRIES = 500
 """Empty calls in a row after which the pause before the next call is longer."""
+_ERROR_PAUSE_SECS = 0.1
+"""Pause after a single error of ``next_tuple``."""
+_TOLERATED_VERDICTS = 10
+"""Errors of ``ack`` and ``fail`` in a row that do not hold the spout: some ids may be at fault."""
 _LOST_PAUSE_SECS = 1.0
 """Pause between two rounds of trees lost with a worker. So a spout that gives up after a few fails
 survives a move.
@@ -59,6 +64,12 @@ class SpoutBase(Runner):
         """Time before which the spout is not notified of :attr:`lost`."""
         self.pause_until = 0.0
         """End of the pause after an empty call; the test harness skips it."""
+        self.call_errors = ErrorPauses()
+        """Pauses of ``next_tuple`` after its errors. In the thread that calls it."""
+        self.verdict_errors = ErrorPauses(_TOLERATED_VERDICTS)
+        """Pauses of ``next_tuple`` after errors of ``ack`` and ``fail``, which are not skipped."""
+        self.clock_errors = ErrorPauses()
+        """Pauses of the spout's clock method."""
         self.at_once: list[Any] = []
         """Tuple ids to ack without tracking (no ackers)."""
         self.send: Callable[..., Any] = make_component
@@ -72,6 +83,10 @@ class SpoutBase(Runner):
     def may_emit(self) -> bool:
         """True if the spout may emit. Any thread."""
         return self.shared.spouts_run and not self.held and not self.events_full
+
+    def retry_at(self) -> float:
+        """Clock before which errors in a row keep the spout from ``next_tuple``."""
+        return max(self.call_errors.until, self.verdict_errors.until)
 
     def on_active(self, active: bool) -> None:
         """Notify the spout that the topology is active or inactive.
@@ -253,6 +268,8 @@ class SpoutRunner(SpoutBase):
         super().__init__(*args)
         self._empty = 0
         """Empty calls of next_tuple in a row."""
+        self._calls = 0
+        """All calls of next_tuple."""
 
     def open(self) -> None:
         """Create and connect the spout."""
@@ -288,12 +305,23 @@ class SpoutRunner(SpoutBase):
                 getattr(self.instance, VERDICTS[verdict])(tup_id)
         except self.shared.catches as error:
             self.on_error(error, VERDICTS[verdict])
+            self.verdict_errors.on_error(self.shared.clock())
+        else:
+            # Called per tuple.
+            if self.verdict_errors.errors:
+                self.verdict_errors.on_success()
 
     def on_clock(self, now: float) -> None:
         """Fail timed out trees, and call the spout's clock method."""
         super().on_clock(now)
-        if self.shared.owns():
-            self._call("_on_clock")
+        if self.shared.owns() and now >= self.clock_errors.until and self.status == "running":
+            try:
+                self.instance._on_clock()
+            except self.shared.catches as error:
+                self.on_error(error, "the spout's clock")
+                self.clock_errors.on_error(now)
+            else:
+                self.clock_errors.on_success()
 
     def run(self, now: float) -> bool:
         """Notify the spout of acks and fails, and call ``next_tuple``.
@@ -307,6 +335,8 @@ class SpoutRunner(SpoutBase):
             return True
         if not self.may_emit() or now < self.pause_until or not shared.owns():
             return worked
+        if now < self.retry_at():
+            return worked
         next_tuple = self.instance.next_tuple
         routes = tuple(self.routes.values())
         clock = shared.clock
@@ -319,12 +349,16 @@ class SpoutRunner(SpoutBase):
             before = emitted
             if len(entries) >= max_pending or before >= stop:
                 break
+            self._calls += 1
             try:
                 next_tuple()
             except shared.catches as error:
                 self.on_error(error, "next_tuple")
-                self.pause_until = clock() + 0.1
+                self.call_errors.on_error(clock())
+                self.pause_until = clock() + _ERROR_PAUSE_SECS
                 return True
+            if self.call_errors.errors:
+                self.call_errors.on_success()
             emitted = routes[0].emitted if len(routes) == 1 else emitted_on(routes)
             if emitted == before:
                 self._empty += 1
@@ -340,10 +374,14 @@ class SpoutRunner(SpoutBase):
             self.deliver_verdicts(now, self._notify)
         return worked
 
+    def calls_on_loop(self) -> int:
+        """Return the number of calls of ``next_tuple``."""
+        return self._calls
+
     def idle_secs(self, now: float) -> float | None:
         if not self.may_emit() or self.full():
             return None
-        return max(0.0, self.pause_until - now)
+        return max(0.0, self.pause_until - now, self.retry_at() - now)
 
     def on_active(self, active: bool) -> None:
         self._call("activate" if active else "deactivate")

@@ -173,13 +173,10 @@ class BlockingBoltRunner(ThreadMixin):
         """Run a due ``TICK``, or the timers of windows and state (``PULSE``)."""
         method = "process_tick" if item is TICK else "windows and state"
         self._calls[0] = (time.perf_counter_ns() / 1e9, method, None)
-        try:
-            if item is TICK:
-                self.instance.process_tick(self.tick_tuple())
-            elif self.state is not None:
-                self.state.pulse()
-        except self.shared.catches as error:
-            self.on_error(error, method)
+        if item is TICK:
+            self.run_tick()
+        else:
+            self.run_pulse()
         self._calls.clear()
 
     def _end_turn(self, emitted: int) -> None:
@@ -261,7 +258,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 await asyncio.sleep(0.02)
             begin = time.perf_counter_ns()
             if tup is TICK:
-                await self._run_tick(begin)
+                await self._run_async_tick(begin)
                 return
             _processing.set(tup)
             emitted = self._emitted
@@ -288,18 +285,29 @@ class AsyncBoltRunner(BlockingBoltRunner):
             # When the task ends, its calls are cancelled; their tuples fail, like all others that
             # it has not acked.
             if not (self._ending and isinstance(error, asyncio.CancelledError)):
-                self.on_error(error, "process_tick")
+                self.on_error(error, "a call of the component")
         finally:
             window.release()
 
-    async def _run_tick(self, begin: int) -> None:
-        coroutine = self.instance.process_tick(self.tick_tuple())
-        if asyncio.iscoroutine(coroutine):
-            self._calls[coroutine] = (begin / 1e9, "process_tick", coroutine)
-            try:
-                await coroutine
-            finally:
-                del self._calls[coroutine]
+    async def _run_async_tick(self, begin: int) -> None:
+        """Call ``process_tick``, which may be a coroutine, unless its errors pause it."""
+        if self.shared.clock() < self.tick_errors.until:
+            return
+        try:
+            coroutine = self.instance.process_tick(self.tick_tuple())
+            if asyncio.iscoroutine(coroutine):
+                self._calls[coroutine] = (begin / 1e9, "process_tick", coroutine)
+                try:
+                    await coroutine
+                finally:
+                    del self._calls[coroutine]
+        except self.shared.catches as error:
+            if self._ending and isinstance(error, asyncio.CancelledError):
+                raise
+            self.on_error(error, "process_tick")
+            self.tick_errors.on_error(self.shared.clock())
+        else:
+            self.tick_errors.on_success()
 
     def in_process(self) -> Tuple | None:
         return _processing.get()

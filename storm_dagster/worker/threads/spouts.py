@@ -8,6 +8,7 @@ from typing import Any
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.tasks.dead_letters import Verdict
+from storm_dagster.worker.tasks.error_pauses import ErrorPauses
 from storm_dagster.worker.tasks.spouts import VERDICTS, SpoutBase
 from storm_dagster.worker.threads.base import STOP, ThreadMixin
 
@@ -83,6 +84,8 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         """True if ``next_tuple`` may be called now. In the thread."""
         if not self.may_emit() or self._muted or self.crashed:
             return False
+        if self.shared.clock() < self.retry_at():
+            return False
         return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
 
     def _work(self) -> None:
@@ -103,10 +106,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             self.await_lease()
             if time.monotonic() >= next_clock and not self._detached:
                 next_clock = time.monotonic() + _CLOCK_SECS
-                try:
-                    spout._on_clock()
-                except catches as error:
-                    self.on_error(error, "spout")
+                self._run_clock()
             # Verdicts from before the end are still passed.
             if self._detached or (self.shared.closing and not isinstance(item, tuple)):
                 continue
@@ -135,11 +135,29 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
                 # After an empty call, a pause that doubles up to 20 ms.
                 idle = method == "next_tuple" and self._emitted == before
                 pause = min(0.02, (pause or 0.0005) * 2) if idle else 0.0
+                self._pauses_of(method).on_success()
             except catches as error:
-                self.on_error(error, "spout")
+                self.on_error(error, method)
+                self._pauses_of(method).on_error(self.shared.clock())
                 pause = 0.1
             finally:
                 calls.clear()
+
+    def _run_clock(self) -> None:
+        """Call the spout's clock method, unless its errors pause it. In the thread."""
+        if self.shared.clock() < self.clock_errors.until:
+            return
+        try:
+            self.instance._on_clock()
+        except self.shared.catches as error:
+            self.on_error(error, "the spout's clock")
+            self.clock_errors.on_error(self.shared.clock())
+        else:
+            self.clock_errors.on_success()
+
+    def _pauses_of(self, method: str) -> ErrorPauses:
+        """Pauses for the errors of a method: those of ``next_tuple``, or of all others."""
+        return self.call_errors if method == "next_tuple" else self.verdict_errors
 
     def _emit_in_loop(
         self, values: list[Any], stream: str, anchors: Any, direct_task: int | None, tup_id: Any

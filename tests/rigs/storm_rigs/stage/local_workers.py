@@ -18,7 +18,8 @@ from storm_dagster.model.wire import decode_frame
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
-from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.shared import Shared
 
 
 class LocalWorkers:

@@ -1,0 +1,169 @@
+"""Messages in the output of a multilang program, and what else it prints there.
+
+A message is JSON, a newline, ``end``, a newline. Standard output is the pipe of the protocol, but
+programs print to it: lines that are no message are separated from messages, so that neither is
+lost. Pure, except :func:`read_output`, which reads the pipe.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import msgspec
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Largest message of a program."""
+_MAX_CANDIDATES = 20
+"""Places in the lines before an ``end`` at which a message is looked for."""
+_MAX_SHOWN = 500
+"""Characters of a line that are logged."""
+_decode = msgspec.json.Decoder().decode
+
+
+class StrayLine(NamedTuple):
+    """Line of the output that is not a message, as of a ``print``."""
+
+    text: str
+
+
+class BrokenMessage(NamedTuple):
+    """Message that is not valid JSON."""
+
+    document: dict[str, Any] | None
+    """The message, if it can be read nevertheless (with NaN, or with bytes that are not UTF-8): it
+    names the tuples that it belongs to.
+    """
+    reason: str
+
+
+def read_output(stream: IO[bytes]) -> Iterator[Any]:
+    """Yield messages, :class:`StrayLine` and :class:`BrokenMessage` of a program's output.
+
+    A line that cannot be a part of a message is yielded at once. Raises ``EOFError`` at the end of
+    the output, ``ValueError`` for a message of more than :data:`MAX_MESSAGE_BYTES`.
+    """
+    lines: list[bytes] = []
+    size = 0
+    while True:
+        line = stream.readline(MAX_MESSAGE_BYTES)
+        if not line:
+            raise EOFError("Pipe to subprocess seems to be broken")
+        if line.rstrip(b"\r\n") == b"end":
+            yield from parse_frame(lines)
+            lines = []
+            size = 0
+        elif not lines and not _may_begin_message(line):
+            yield _stray(line)
+        else:
+            lines.append(line)
+            size += len(line)
+            if size >= MAX_MESSAGE_BYTES:
+                raise ValueError(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
+
+
+def parse_frame(lines: Sequence[bytes]) -> list[Any]:
+    """Return the messages and other lines before an ``end``, in their order.
+
+    The message is last: all lines, or some of the last ones, or the end of the last one, if a
+    program printed text without a newline before it.
+    """
+    candidates = list(_candidates(lines))
+    for number, prefix, text in candidates:
+        try:
+            message = _decode(text)
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+        if isinstance(message, dict | list):
+            return [*_strays(lines[:number], prefix), message]
+    for number, prefix, text in candidates:
+        document = _decode_anyhow(text)
+        if document is not None:
+            return [*_strays(lines[:number], prefix), _broken(document)]
+    strays = _strays(lines, b"")
+    if not candidates:
+        return strays
+    return [*strays, BrokenMessage(None, "it is not valid JSON (see the worker's log)")]
+
+
+def _may_begin_message(line: bytes) -> bool:
+    """True if a message may begin in the line."""
+    return line.lstrip()[:1] in (b"{", b"[") or b'{"' in line
+
+
+def _candidates(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield (line, its part before the message, text of the message), the likeliest first."""
+    number_of_candidates = 0
+    starts = [number for number, line in enumerate(lines) if _may_begin_message(line)]
+    if not starts:
+        return
+    # All lines: a message that is printed over several lines.
+    for number in (starts[0], *reversed(starts)):
+        yield number, b"", b"".join(lines[number:])
+        number_of_candidates += 1
+        if number_of_candidates >= _MAX_CANDIDATES:
+            return
+    last = lines[starts[-1]]
+    rest = b"".join(lines[starts[-1] + 1 :])
+    position = last.find(b'{"', 1)
+    while position >= 0 and number_of_candidates < 2 * _MAX_CANDIDATES:
+        yield starts[-1], last[:position], last[position:] + rest
+        number_of_candidates += 1
+        position = last.find(b'{"', position + 1)
+
+
+def _decode_anyhow(text: bytes) -> dict[str, Any] | None:
+    """Decode text that is nearly JSON by Python's own decoder; ``None`` for other text."""
+    try:
+        document = json.loads(text.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _broken(document: dict[str, Any]) -> BrokenMessage:
+    if _has(document, _is_not_finite):
+        reason = "NaN and infinity are not JSON: send null, or a string"
+    elif _has(document, _has_surrogate):
+        reason = (
+            "its text has bytes that are not UTF-8, or lone surrogates: write UTF-8, and decode "
+            "input in its own encoding"
+        )
+    else:
+        reason = "it is not valid JSON, or has a number of more than 64 bits: send it as a string"
+    return BrokenMessage(document, reason)
+
+
+def _has(value: Any, matches: Any) -> bool:
+    """True if a value, or a part of it at any depth, matches."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            waiting += part.keys()
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+        elif matches(part):
+            return True
+    return False
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _has_surrogate(value: Any) -> bool:
+    return isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _strays(lines: Sequence[bytes], prefix: bytes) -> list[Any]:
+    strays = [_stray(line) for line in lines if line.strip()]
+    if prefix.strip():
+        strays.append(_stray(prefix))
+    return strays
+
+
+def _stray(line: bytes) -> StrayLine:
+    text = line[: 4 * _MAX_SHOWN].decode("utf-8", "replace").rstrip()
+    return StrayLine(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} ...")

@@ -1,0 +1,90 @@
+"""Components whose slow calls take their worker's loop are named, with figures and remedy."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from storm_dagster.api import Spout, TopologyBuilder
+from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.worker.runtime.loop_shares import (
+    WINDOW_SECS,
+    LoopShares,
+    LoopUse,
+    loop_use,
+    slow_components,
+)
+
+
+@pytest.mark.parametrize(
+    ("uses", "slow"),
+    [
+        ({"a": (29.0, 100), "b": (0.5, 1000)}, {"a"}),
+        ({"a": (16.0, 320)}, {"a"}),
+        ({"a": (14.0, 100)}, set()),
+        # Computes all the time, in short calls: no other task waits long for it.
+        ({"a": (29.0, 1_000_000)}, set()),
+        ({"a": (8.0, 30), "b": (9.0, 30), "c": (2.0, 30), "d": (5.0, 1_000_000)}, {"a", "b"}),
+        # A call that has not returned.
+        ({"a": (29.0, 0)}, {"a"}),
+    ],
+)
+def test_only_slow_calls_that_take_more_than_half_are_named(
+    uses: dict[str, tuple[float, int]], slow: set[str]
+) -> None:
+    after = {name: LoopUse(1, secs, calls) for name, (secs, calls) in uses.items()}
+    assert set(slow_components({}, after, 30.0)) == slow
+
+
+class Sleeper(Spout):
+    """Spout that sleeps when it has nothing to emit, as most of streamparse's do."""
+
+    def next_tuple(self) -> None:
+        time.sleep(0.02)
+
+
+class Quick(Spout):
+    """Spout that returns at once."""
+
+    def next_tuple(self) -> None:
+        pass
+
+
+class Blocking(Sleeper):
+    """The same in a thread of its own."""
+
+    blocking = True
+
+
+def _harness(**spouts: Any) -> TopologyHarness:
+    builder = TopologyBuilder("shares")
+    for name, spout in spouts.items():
+        builder.set_spout(name, spout, outputs=["n"], par=2)
+    return TopologyHarness(builder)
+
+
+def test_spouts_that_sleep_on_the_loop_are_named_once() -> None:
+    with _harness(sleeper=Sleeper, quick=Quick, other=Blocking) as harness:
+        runners = list(harness.engine.runners.values())
+        begin = time.monotonic()
+        before = loop_use(runners)
+        while time.monotonic() < begin + 0.5:
+            harness.engine.run(time.monotonic())
+        slow = slow_components(before, loop_use(runners), time.monotonic() - begin)
+        assert set(slow) == {"sleeper"}
+        assert "set blocking = True" in str(slow["sleeper"])
+
+
+def test_a_component_is_reported_once() -> None:
+    with _harness(sleeper=Sleeper) as harness:
+        runners = harness.engine.runners.values()
+        sleepers = [runner for runner in runners if runner.component == "sleeper"]
+        shares = LoopShares()
+        assert shares.check(0.0, sleepers) == []
+        for window in (1, 2):
+            for runner in sleepers:
+                runner.loop_secs += WINDOW_SECS
+            reported = shares.check(window * WINDOW_SECS, sleepers)
+            assert [component for _, component, _ in reported] == ["sleeper"] * (window == 1)
