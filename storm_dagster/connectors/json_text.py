@@ -1,10 +1,13 @@
 """JSON text of a value, which a reader of JSON turns into an equal value."""
 
+import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from json.encoder import encode_basestring
 from math import isfinite
 from typing import Any
+
+import msgspec
 
 MAX_DEPTH = 200
 """Maximum number of levels of maps and lists in one value.
@@ -57,6 +60,56 @@ def json_text(value: Any) -> str:
     return _text_of(value, MAX_DEPTH)
 
 
+def json_bytes(value: Any) -> bytes:
+    """JSON of a value in UTF-8, for messages and files: a reader of JSON gets an equal value.
+
+    As :func:`json_text`, and also for text with a NUL character. Raises :class:`NoJsonForm`.
+    """
+    try:
+        encoded = msgspec.json.encode(value)
+        # msgspec has a form of more types, such as null for NaN and base64 for bytes.
+        if msgspec.json.decode(encoded) == value:
+            return encoded
+    except Exception:
+        # A number of more than 64 bits, or a value without a form, which the next line names.
+        pass
+    form = _json_form(value, MAX_DEPTH)
+    return json.dumps(form, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _json_form(value: Any, levels: int) -> Any:
+    """The value with lists instead of tuples; :class:`NoJsonForm` if JSON cannot hold it."""
+    if isinstance(value, dict | list | tuple) and not levels:
+        raise NoJsonForm(f"it is nested deeper than {MAX_DEPTH} levels: make it flatter")
+    if isinstance(value, dict):
+        form: dict[str, Any] = {}
+        for key, member in value.items():
+            _check_key(key)
+            _check_characters(key)
+            form[key] = _part_form(member, levels - 1, f".{key}")
+        return form
+    if isinstance(value, list | tuple):
+        return [_part_form(part, levels - 1, f"[{index}]") for index, part in enumerate(value)]
+    if isinstance(value, str):
+        _check_characters(value)
+    elif isinstance(value, float):
+        _float(value)
+    elif isinstance(value, int):
+        _whole_number(value)
+    elif value is not None:
+        raise _no_form(value)
+    return value
+
+
+def _part_form(part: Any, levels: int, step: str) -> Any:
+    """The form of a part of a value; ``step`` leads to it, for the error."""
+    try:
+        return _json_form(part, levels)
+    except NoJsonForm as error:
+        error.path = f"{step}{error.path}"
+        raise
+
+
 def _text_of(value: Any, levels: int) -> str:
     """JSON text of a value, which may have ``levels`` levels of maps and lists."""
     if value is None:
@@ -83,6 +136,11 @@ def _text_of(value: Any, levels: int) -> str:
 def _string(value: str) -> str:
     if "\0" in value:
         raise NoJsonForm(f"the text {_excerpt(value)} has a NUL character: remove it")
+    _check_characters(value)
+    return encode_basestring(value)
+
+
+def _check_characters(value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -90,7 +148,12 @@ def _string(value: str) -> str:
             f"the text {_excerpt(value)} has half of a surrogate pair, which is not a character"
         )
         raise NoJsonForm(f"{reason}: remove or replace it") from None
-    return encode_basestring(value)
+
+
+def _check_key(key: Any) -> None:
+    if not isinstance(key, str):
+        reason = f"a key of the map is of type {type_name(key)}, and JSON has only text keys"
+        raise NoJsonForm(f"{reason}: make the keys text")
 
 
 def _whole_number(value: int) -> str:
@@ -117,9 +180,7 @@ def _map(value: Mapping[Any, Any], levels: int) -> str:
     """JSON text of a map; an error inside gets the key in its path."""
     members: list[str] = []
     for key, member in value.items():
-        if not isinstance(key, str):
-            reason = f"a key of the map is of type {type_name(key)}, and JSON has only text keys"
-            raise NoJsonForm(f"{reason}: make the keys text")
+        _check_key(key)
         name = _string(key)
         try:
             text = _text_of(member, levels)
