@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from decimal import Decimal
 from io import BytesIO
 from itertools import chain, islice
 from typing import Any, BinaryIO, TypeVar
@@ -159,7 +160,7 @@ def id_key(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return tuple([id_key(part) for part in value])
-    if isinstance(value, float) and value != value:
+    if (kind is float or kind is Decimal) and _is_nan(value):
         return ("\0nan",)
     if isinstance(value, dict):
         return ("\0map", frozenset([(id_key(key), id_key(part)) for key, part in value.items()]))
@@ -171,6 +172,11 @@ def id_key(value: Any) -> Any:
         parts = [id_key(getattr(value, part.name)) for part in fields(value)]
         return ("\0object", f"{kind.__module__}:{kind.__qualname__}", *parts)
     return value
+
+
+def _is_nan(value: float | Decimal) -> bool:
+    """True for NaN, which is not equal to itself; a signaling one of Decimal has no hash."""
+    return value.is_nan() if isinstance(value, Decimal) else value != value
 
 
 def frame(record: Checkpoint) -> bytes:
