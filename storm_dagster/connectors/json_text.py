@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from itertools import chain
 from json.encoder import encode_basestring
 from math import isfinite
 from typing import Any
@@ -15,6 +16,10 @@ MAX_DEPTH = 200
 PostgreSQL and most readers of JSON have a limit, too.
 """
 
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder()
+_FLAT_TYPES = frozenset((str, int, float, bool, type(None)))
+"""Types without parts that JSON has."""
 # Types with a form in JSON, for errors.
 _OWN_TYPES = "text, numbers, booleans, None, lists, and maps whose keys are text"
 _REMEDIES: dict[str, str] = {
@@ -67,6 +72,8 @@ def json_bytes(value: Any) -> bytes:
     """
     try:
         encoded = msgspec.json.encode(value)
+        if type(value) is dict and _are_flat([value]):
+            return encoded
         # msgspec has a form of more types, such as null for NaN and base64 for bytes.
         if msgspec.json.decode(encoded) == value:
             return encoded
@@ -75,6 +82,32 @@ def json_bytes(value: Any) -> bytes:
         pass
     form = _json_form(value, MAX_DEPTH)
     return json.dumps(form, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def json_lines(rows: Sequence[Any]) -> bytes | None:
+    """JSON of rows, a line for each, if a reader gets equal ones; else ``None``.
+
+    It is faster than :func:`json_bytes` for each row, which names the row at fault.
+    """
+    try:
+        encoded = _encoder.encode_lines(rows)
+        if _are_flat(rows) or _decoder.decode_lines(encoded) == list(rows):
+            return encoded
+    except Exception:
+        # As in json_bytes.
+        pass
+    return None
+
+
+def _are_flat(rows: Sequence[dict[Any, Any]]) -> bool:
+    """True if msgspec has the form of JSON for each value, by a look at their types."""
+    kinds = set(map(type, chain.from_iterable(map(dict.values, rows))))
+    if not _FLAT_TYPES.issuperset(kinds) or not set(map(type, chain.from_iterable(rows))) <= {str}:
+        return False
+    if float not in kinds:
+        return True
+    floats = [value for row in rows for value in row.values() if type(value) is float]
+    return all(map(isfinite, floats))
 
 
 def _json_form(value: Any, levels: int) -> Any:

@@ -147,7 +147,7 @@ def test_an_earlier_opening_finishes_no_file_on_s3(s3: tuple[dict[str, Any], str
         fourth.write(numbers(99), 7)
     fifth.write(numbers(7), 7)
     assert lines_of(fs, url) == [1, 2, 3, 4, 5, 6]
-    assert [path.rpartition(".")[2] for path in sorted(fs.glob(f"{bucket}/out/*"))] == [
+    assert [path.rpartition(".")[2] for path in sorted(fs.glob(f"{bucket}/out/me-*"))] == [
         "jsonl"
     ] * 6 + ["csv"]
 
