@@ -125,6 +125,10 @@ def write_or_reject(
         raise Rejected(refused)
 
 
+_OWN_TEXT_TYPES = frozenset((str, int))
+"""Types whose ids are as earlier releases wrote them."""
+
+
 def _join_id(texts: Sequence[str]) -> str:
     """The id of a record, from the texts of its fields; no two lists of texts have the same.
 
@@ -286,8 +290,13 @@ class SinkBolt(StatefulBolt):
         if not self.record_id:
             return None, None
         named = self.named(tup)
-        values = [named[name] for name in self._id_fields()]
+        if isinstance(self.record_id, str):
+            values = [named[self.record_id]]
+        else:
+            values = [named[name] for name in self.record_id]
         texts = [identity_text(value) for value in values]
+        if _OWN_TEXT_TYPES.issuperset(map(type, values)):
+            return _join_id(texts), None
         former_texts = [former_identity_text(value) for value in values]
         if not any(former_texts):
             return _join_id(texts), None

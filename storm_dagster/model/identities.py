@@ -21,6 +21,7 @@ _FORM = re.compile(r"%(text|bool|none|int|float|decimal|bytes|timedelta|value):"
 """The beginning of the form of a type; text that begins with it gets a form, too."""
 _MAX_INT_BITS = 14_000
 """Bits up to which Python writes a whole number in decimal."""
+_LARGE_INT = 2**63
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -32,9 +33,12 @@ def identity_text(value: Any) -> str:
     ``%bytes:6162``. It does not depend on the order of a map or set, nor on the version of Python.
     Raises :class:`InvalidRequest` for a type that a tuple cannot hold.
     """
-    if type(value) is str and not value.startswith("%"):
-        # The usual case, which each tuple of a sink passes.
+    kind = type(value)
+    # The usual cases, which each tuple of a sink passes.
+    if kind is str and not value.startswith("%"):
         return value
+    if kind is int and -_LARGE_INT < value < _LARGE_INT:
+        return str(value)
     if isinstance(value, Enum):
         return f"%value:{_digest(value)}"
     if isinstance(value, str):
