@@ -195,10 +195,15 @@ def arrow_value(value: Any, arrow_type: pa.DataType) -> Any:
         raise ValueError(
             f"the type of the parts of {value!r:.40} is not known yet: declare schema of the FileSink"
         )
+    return _conversion_of(arrow_type)(value, arrow_type)
+
+
+@lru_cache(maxsize=1000)
+def _conversion_of(arrow_type: pa.DataType) -> "_Convert":
     for is_type, convert in _CONVERSIONS:
         if is_type(arrow_type):
-            return convert(value, arrow_type)
-    return _by_arrow(value, arrow_type)
+            return convert
+    return _by_arrow
 
 
 def _misfit(value: Any, arrow_type: pa.DataType) -> ValueError:
@@ -412,6 +417,10 @@ def _short_way(arrow_type: pa.DataType) -> Callable[[Any], Any]:
         return _short_text
     if types.is_int64(arrow_type):
         return _short_whole
+    if arrow_type == _UTC_TIME:
+        return _short_time(timezone.utc)
+    if arrow_type == pa.timestamp("us"):
+        return _short_time(None)
     own_types = (type(None), *plain_types(arrow_type))
 
     def plain(value: Any) -> Any:
@@ -433,6 +442,15 @@ def _short_whole(value: Any) -> Any:
     if value is None or (type(value) is int and _MIN_INT64 <= value <= _MAX_INT64):
         return value
     raise _LongWay
+
+
+def _short_time(zone: timezone | None) -> Callable[[Any], Any]:
+    def convert_time(value: Any) -> Any:
+        if value is None or (type(value) is datetime and value.tzinfo is zone):
+            return value
+        raise _LongWay
+
+    return convert_time
 
 
 def _short_list(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -18,6 +18,16 @@ NESTED_TYPES = (list, tuple, dict, bytes, bytearray, set, frozenset)
 """Types of values that CSV has no form of."""
 
 
+_NOT_IN_CSV = (
+    types.is_nested,
+    types.is_binary,
+    types.is_large_binary,
+    types.is_fixed_size_binary,
+    types.is_duration,
+)
+"""Tests of the types of columns that CSV has no form of."""
+
+
 def encode_rows(format: str, rows: _Rows, schema: pa.Schema | None) -> bytes:
     """The bytes of a file with these rows.
 
@@ -91,7 +101,7 @@ class _Columns:
         self._check_names()
         columns: list[list[str]] = []
         for field in self._schema:
-            if types.is_nested(field.type) or types.is_binary(field.type):
+            if any(is_type(field.type) for is_type in _NOT_IN_CSV):
                 for index, row in enumerate(self._rows):
                     if row.get(field.name) is not None:
                         self._refuse(

@@ -6,6 +6,7 @@ that a declared schema adds. The newest one counts.
 """
 
 import base64
+import errno
 import json
 import os
 import re
@@ -29,6 +30,8 @@ from storm_dagster.model.errors import Corrupt, InvalidRequest
 FOLDER = "_schema"
 """Folder of the schema's objects; readers skip names that begin with ``_``."""
 _NAME = re.compile(r"(\d{6})\.json$")
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+"""Errors of a file system that has no links."""
 _VERSION = 1
 """Form of the objects."""
 _FIELD_TYPES: dict[Any, pa.DataType] = {
@@ -286,6 +289,10 @@ def _link_file(path: str, content: bytes) -> bool:
             os.link(temporary, path)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _create_exclusively(path, content)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -293,6 +300,21 @@ def _link_file(path: str, content: bytes) -> bool:
     handle = os.open(folder, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
+    return True
+
+
+def _create_exclusively(path: str, content: bytes) -> bool:
+    """Create a file on a file system without links.
+
+    Another task may read a part of it, which it takes for damaged until it tries again.
+    """
+    try:
+        with open(path, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
     return True
 
 

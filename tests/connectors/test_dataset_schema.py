@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,14 @@ def test_a_declared_schema_of_arrow_holds_its_types(tmp_path: Path) -> None:
     assert {**row, "tags": dict(row["tags"]), "price": float(row["price"])} == good
 
 
+def test_csv_refuses_declared_types_without_a_form(tmp_path: Path) -> None:
+    schema = pa.schema([("n", pa.int64()), ("d", pa.duration("us")), ("b", pa.binary(2))])
+    sink = opened(tmp_path, format="csv", schema=schema)
+    reasons = refused(sink, rows_of({"n": 1}, {"n": 2, "d": timedelta(1)}, {"n": 3, "b": b"ab"}))
+    assert "column 'd': CSV has no form of duration" in reasons[1]
+    assert "column 'b': CSV has no form of fixed_size_binary" in reasons[2] and len(reasons) == 2
+
+
 def test_json_lines_have_a_schema_only_if_it_is_declared(tmp_path: Path) -> None:
     free = opened(tmp_path / "free", format="jsonl")
     assert refused(free, rows_of({"v": 1}, {"v": "x", "w": [1, "a"]})) == {}
@@ -283,6 +291,19 @@ def test_one_of_many_tasks_creates_the_schema(target: tuple[dict[str, Any], str,
     assert reasons[0] == {} and list(reasons[1]) == [0] and list(reasons[2]) == [0]
     for sink in sinks:
         sink.close()
+
+
+def test_a_file_system_without_links_creates_the_schema_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    fs = fsspec.filesystem("file")
+    path = str(tmp_path / "_schema" / "000001.json")
+    assert create_object(fs, path, b"a") and not create_object(fs, path, b"b")
+    assert fs.cat_file(path) == b"a" and len(fs.ls(str(tmp_path / "_schema"))) == 1
 
 
 def test_a_store_without_conditions_is_checked_and_written(tmp_path: Path) -> None:
