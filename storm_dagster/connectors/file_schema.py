@@ -2,7 +2,7 @@
 
 The schema is in objects of the folder ``_schema``, which are created only if they do not exist, and
 never changed: ``000001.json``, and a further one for each column whose type was not known before, or
-that a declared schema adds. The newest one counts.
+that a declared schema adds. The newest one counts. See ``docs/decisions.md#dataset-schema``.
 """
 
 import base64

@@ -1,4 +1,7 @@
-"""Values for columns of PostgreSQL: :func:`column_value` is the table of types of that sink."""
+"""Values for columns of PostgreSQL: :func:`column_value` is the table of types of that sink.
+
+See ``docs/decisions.md#values-at-sinks``.
+"""
 
 import re
 import struct
