@@ -7,6 +7,7 @@ that a declared schema adds. The newest one counts. See ``docs/decisions.md#data
 
 import base64
 import errno
+import glob
 import json
 import os
 import re
@@ -205,7 +206,7 @@ class DatasetSchema:
     def load(self) -> None:
         """Read the newest object; :class:`Corrupt` if it is damaged."""
         newest = 0
-        for path in self._fs.glob(f"{self._folder}/*.json"):
+        for path in self._fs.glob(f"{glob.escape(self._folder)}/*.json"):
             match = _NAME.search(path)
             if match:
                 newest = max(newest, int(match[1]))
@@ -272,7 +273,12 @@ def create_object(fs: Any, path: str, content: bytes) -> bool:
     except (TypeError, NotImplementedError):
         # A file system of an earlier release of fsspec.
         fs.pipe_file(path, content)
-    return True
+    return _is_own(fs, path, content)
+
+
+def _is_own(fs: Any, path: str, content: bytes) -> bool:
+    """True if the object still has this content: a store may ignore the condition of a write."""
+    return fs.cat_file(path) == content
 
 
 def _link_file(path: str, content: bytes) -> bool:
@@ -333,4 +339,4 @@ def _put_object(fs: Any, path: str, content: bytes) -> bool:
         ):
             raise
         fs.call_s3("put_object", **target)
-    return True
+    return _is_own(fs, path, content)

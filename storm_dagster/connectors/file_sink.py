@@ -1,5 +1,6 @@
 """Files as a sink: JSON lines, CSV and Parquet, in a folder or in object storage."""
 
+import glob
 import logging
 import os
 import re
@@ -148,7 +149,7 @@ class FileSink:
 
     def _remove_staging(self, staging: str, owner_name: str) -> None:
         """Remove the folders of unfinished files of earlier openings."""
-        for earlier in self._fs.glob(f"{staging}/{owner_name}-*"):
+        for earlier in self._fs.glob(f"{glob.escape(staging)}/{owner_name}-*"):
             # A rename in one step: a file that is written there now cannot be moved to its name.
             removed = f"{staging}/gone-{secrets.token_hex(8)}"
             self._fs.mv(earlier, removed, recursive=True)
@@ -170,7 +171,7 @@ class FileSink:
     def _newest_token(self) -> int:
         """The largest token in the names of the owner's files; 0 without files."""
         newest = 0
-        for path in self._fs.glob(f"{self._path}-*"):
+        for path in self._fs.glob(f"{glob.escape(self._path)}-*"):
             match = _TOKEN.search(path)
             if match:
                 newest = max(newest, int(match[1]))
