@@ -87,7 +87,7 @@ class _Columns:
                 self._converted(field)
                 continue
             fields.append(field.with_type(column_type))
-            arrays.append(self._array(fields[-1]))
+            arrays.append(self._array(field, column_type))
         if self._rows and not fields:
             for index in range(len(self._rows)):
                 self._refuse(index, "no column has a type yet: declare schema of the FileSink")
@@ -99,6 +99,7 @@ class _Columns:
     def csv(self) -> bytes:
         """A file with a header of all columns."""
         self._check_names()
+        self._check_flat()
         columns: list[list[str]] = []
         for field in self._schema:
             if any(is_type(field.type) for is_type in _NOT_IN_CSV):
@@ -133,16 +134,31 @@ class _Columns:
                 reason = f"the name of a column is of type {type_name(name)}: make it text"
             self._refuse(index, reason)
 
-    def _array(self, field: pa.Field) -> pa.Array:
-        """The column of a field; rows with values that it cannot hold are noted."""
+    def _check_flat(self) -> None:
+        """Note the rows with lists, maps and bytes, which CSV has no form of."""
+        kinds = set(map(type, chain.from_iterable([row.values() for row in self._rows])))
+        if kinds.isdisjoint(NESTED_TYPES):
+            return
+        for index, row in enumerate(self._rows):
+            for name, value in row.items():
+                if type(value) in NESTED_TYPES:
+                    kind = f"CSV has no form of a value of type {type_name(value)}"
+                    self._refuse(index, f"column {name!r}: {kind}: make it text in row_of")
+
+    def _array(self, field: pa.Field, column_type: pa.DataType) -> pa.Array:
+        """The column of a field, of its type without open parts.
+
+        Rows with values that it cannot hold are noted.
+        """
         values = self._plain_values(field)
         if values is not None:
             try:
-                return pa.array(values, field.type)
+                return pa.array(values, column_type)
             except (pa.ArrowException, ValueError, OverflowError):
                 # One value is out of range: the next line finds it.
                 pass
-        return pa.array(self._converted(field), field.type)
+        # Keys of maps whose type is open are None, and left out.
+        return pa.array(self._converted(field), column_type)
 
     def _plain_values(self, field: pa.Field) -> list[Any] | None:
         """The values, if they are of types that Arrow converts exactly or refuses; else ``None``."""

@@ -109,6 +109,19 @@ def test_parts_of_maps_and_lists_wait_for_their_types(tmp_path: Path) -> None:
     assert "the schema has no key 'c' here: declare schema" in reasons[0]
 
 
+def test_an_open_key_of_a_map_is_left_out(tmp_path: Path) -> None:
+    sink = opened(tmp_path)
+    values = [{"a": 1, "b": None}, {"a": 2}, {"b": None}, None]
+    assert refused(sink, rows_of(*[{"v": value} for value in values])) == {}
+    assert values_in(tmp_path) == [{"a": 1}, {"a": 2}, {"a": None}, None]
+    assert refused(sink, rows_of({"v": [{"a": 1}]}))[0].startswith(
+        "column 'v': the column is struct"
+    )
+    assert refused(sink, rows_of({"v": {"a": 3, "b": "x"}})) == {}
+    newest = max(tmp_path.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    assert parquet.read_table(newest).to_pylist() == [{"v": {"a": 3, "b": "x"}}]
+
+
 def test_rows_without_any_type_are_rejected(tmp_path: Path) -> None:
     sink = opened(tmp_path)
     reasons = refused(sink, rows_of({}, {"v": None}))
