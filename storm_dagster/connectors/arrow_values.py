@@ -80,6 +80,9 @@ def _inferred_nested(value: Any, levels: int) -> pa.DataType:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels: make it flatter")
     if not isinstance(value, dict):
         return pa.list_(joined_type([inferred_type(part, levels - 1) for part in value]))
+    if not value:
+        # Files have no map without keys.
+        return pa.null()
     fields: list[pa.Field] = []
     for key, part in value.items():
         _check_key(key)

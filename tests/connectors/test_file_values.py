@@ -205,6 +205,8 @@ ODD: list[tuple[str, list[Any], str]] = [
     ("parquet", [[1], ["a"]], "at [0]: the column is int64"),
     ("parquet", [{"a": 1}, {"a": "x"}], "at .a: the column is int64"),
     ("parquet", [1, {1, 2}], "the value is of type set"),
+    ("parquet", [None, {}], "the type of the parts of {} is not known yet: declare schema"),
+    ("parquet", [None, {"a": {}}], "the type of the parts of {'a': {}} is not known yet"),
     ("parquet", [{"a": 1}, {"": 1}], "the schema has no key ''"),
     ("parquet", [{"a": 1}, {"A": 1}], "the schema has no key 'A'"),
     ("csv", [1, [1]], "'v': CSV has no form of a value of type list: make it text in row_of"),
