@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -98,6 +99,22 @@ def test_an_id_of_any_values_is_found_after_a_restart(values: list[Any]) -> None
         contents.apply(record)
     assert ("spout", "default", *map(id_key, values)) in contents.ids
     assert key_of(tuple_id) == tuple_id
+
+
+@dataclass(frozen=True)
+class Frozen:
+    n: int
+
+
+@dataclass
+class Changing:
+    n: int
+
+
+def test_a_hashable_dataclass_stays_the_id_that_it_was() -> None:
+    assert id_key(Frozen(1)) == Frozen(1)
+    assert id_key(Changing(1)) == id_key(Changing(1)) != id_key(Changing(2))
+    assert len({id_key(Changing(1)), id_key(Frozen(1))}) == 2
 
 
 class Rows:

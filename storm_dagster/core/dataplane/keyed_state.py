@@ -10,7 +10,7 @@ use comprehensions and avoid calls.
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from decimal import Decimal
 from io import BytesIO
@@ -168,7 +168,8 @@ def id_key(value: Any) -> Any:
         return frozenset(map(id_key, value))
     if isinstance(value, bytearray):
         return bytes(value)
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, Hashable):
+        # One that is hashable is its own id, as in the logs of every release.
         parts = [id_key(getattr(value, part.name)) for part in fields(value)]
         return ("\0object", f"{kind.__module__}:{kind.__qualname__}", *parts)
     return value
