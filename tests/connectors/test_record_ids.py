@@ -103,7 +103,7 @@ def test_an_id_of_any_values_is_found_after_a_restart(values: list[Any]) -> None
 
 @dataclass(frozen=True)
 class Frozen:
-    n: int
+    n: Any
 
 
 @dataclass
@@ -113,6 +113,7 @@ class Changing:
 
 def test_a_hashable_dataclass_stays_the_id_that_it_was() -> None:
     assert id_key(Frozen(1)) == Frozen(1)
+    assert {id_key(Frozen([1])), id_key(Frozen([1]))} == {id_key(Frozen([1]))}
     assert id_key(Changing(1)) == id_key(Changing(1)) != id_key(Changing(2))
     assert len({id_key(Changing(1)), id_key(Frozen(1))}) == 2
 

@@ -10,7 +10,7 @@ use comprehensions and avoid calls.
 
 import struct
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from decimal import Decimal
 from io import BytesIO
@@ -168,11 +168,20 @@ def id_key(value: Any) -> Any:
         return frozenset(map(id_key, value))
     if isinstance(value, bytearray):
         return bytes(value)
-    if is_dataclass(value) and not isinstance(value, Hashable):
+    if is_dataclass(value) and not _is_hashable(value):
         # One that is hashable is its own id, as in the logs of every release.
         parts = [id_key(getattr(value, part.name)) for part in fields(value)]
         return ("\0object", f"{kind.__module__}:{kind.__qualname__}", *parts)
     return value
+
+
+def _is_hashable(value: Any) -> bool:
+    """True if the value and all its parts have a hash."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_nan(value: float | Decimal) -> bool:
