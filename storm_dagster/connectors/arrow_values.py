@@ -92,7 +92,8 @@ def _inferred_nested(value: Any, levels: int) -> pa.DataType:
     names = [field.name for field in fields]
     if len(distinct_names(names)) < len(names):
         raise ValueError(
-            f"keys of the map differ in upper and lower case only, which Spark does not read: {names}"
+            "keys of the map differ in upper and lower case only, which Spark does not read: "
+            f"{names}"
         )
     return pa.struct(fields)
 
@@ -196,7 +197,8 @@ def arrow_value(value: Any, arrow_type: pa.DataType) -> Any:
         # Raises for a value without a type.
         inferred_type(value)
         raise ValueError(
-            f"the type of the parts of {value!r:.40} is not known yet: declare schema of the FileSink"
+            f"the type of the parts of {value!r:.40} is not known yet: "
+            "declare schema of the FileSink"
         )
     return _conversion_of(arrow_type)(value, arrow_type)
 
@@ -398,7 +400,7 @@ class _LongWay(Exception):
 
 @lru_cache(maxsize=1000)
 def fast_converter(arrow_type: pa.DataType) -> Callable[[Any], Any]:
-    """A function as :func:`arrow_value` of a type, which is fast for values that fit as they are."""
+    """A function as :func:`arrow_value` of a type, fast for values that fit as they are."""
     convert = _short_way(arrow_type)
 
     def converter(value: Any) -> Any:
@@ -411,7 +413,10 @@ def fast_converter(arrow_type: pa.DataType) -> Callable[[Any], Any]:
 
 
 def _short_way(arrow_type: pa.DataType) -> Callable[[Any], Any]:
-    """A function that returns a value that fits as it is, and raises :class:`_LongWay` for others."""
+    """A function that returns a value that fits as it is.
+
+    It raises :class:`_LongWay` for others.
+    """
     if types.is_list(arrow_type) and not is_open(arrow_type):
         return _short_list(_short_way(arrow_type.value_type))
     if types.is_struct(arrow_type) and not is_open(arrow_type):

@@ -161,7 +161,7 @@ class _Columns:
         return pa.array(self._converted(field), column_type)
 
     def _plain_values(self, field: pa.Field) -> list[Any] | None:
-        """The values, if they are of types that Arrow converts exactly or refuses; else ``None``."""
+        """The values, if Arrow converts their types exactly or refuses; else ``None``."""
         values = [row.get(field.name) for row in self._rows]
         kinds = set(map(type, values))
         if field.nullable:

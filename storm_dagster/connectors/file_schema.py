@@ -1,8 +1,8 @@
 """The one schema of a folder of files, which all tasks and releases of a topology agree on.
 
 The schema is in objects of the folder ``_schema``, which are created only if they do not exist, and
-never changed: ``000001.json``, and a further one for each column whose type was not known before, or
-that a declared schema adds. The newest one counts. See ``docs/decisions.md#dataset-schema``.
+never changed: ``000001.json``, and a further one for each column whose type was not known before,
+or that a declared schema adds. The newest one counts. See ``docs/decisions.md#dataset-schema``.
 """
 
 import base64
@@ -51,9 +51,10 @@ _FIELD_TYPES: dict[Any, pa.DataType] = {
 
 
 def declared_schema(schema: Any) -> pa.Schema | None:
-    """The schema that a sink declares: one of Arrow, or a map of columns to types as in ``outputs``.
+    """The schema that a sink declares; ``None`` without one.
 
-    Raises :class:`InvalidRequest` for another object.
+    ``schema`` is one of Arrow, or a map of columns to types as in ``outputs``. Raises
+    :class:`InvalidRequest` for another object.
     """
     if schema is None:
         return None

@@ -75,6 +75,6 @@ def _encode_scalar(value: Any, subject: str, setting: str) -> bytes | None:
     part = setting.removesuffix("s")
     raise ValueError(
         f"{subject} is of type {type_name(value)}, and a {part} is bytes, text, "
-        f"a whole number or None: make it one of these in row_of, or set {setting} of the KafkaSink "
-        "to another field"
+        f"a whole number or None: make it one of these in row_of, or set {setting} of the "
+        "KafkaSink to another field"
     )

@@ -1,4 +1,4 @@
-"""Columns of PostgreSQL: an independent reader gets an equal value, or the row is rejected alone."""
+"""Columns of PostgreSQL: a reader gets an equal value, or the row is rejected alone."""
 
 from __future__ import annotations
 

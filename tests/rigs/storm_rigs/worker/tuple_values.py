@@ -19,7 +19,8 @@ LOOKALIKES: list[Any] = [
     Decimal("1.0"), Decimal("0.1"), Decimal("1E+3"), Decimal("NaN"), Decimal("1.23456789012345678901"),
     [], {}, (), [[]], [None], [1, None], [1, 2.5], [1, "a"], [{"sku": 1}, {"sku": 2}], [[1], [2, 3]],
     {"a": 1}, {"a": None}, {1: "a"}, {b"a": 1}, {"a": {"b": [1]}}, {1, 2}, frozenset({"a"}), bytearray(b"a"),
-    timedelta(microseconds=1), datetime(2026, 1, 1), datetime(2026, 1, 1, 12, 0, 0, 1, timezone.utc),
+    timedelta(microseconds=1), datetime(2026, 1, 1),
+    datetime(2026, 1, 1, 12, 0, 0, 1, timezone.utc),
 ]  # fmt: skip
 """Values that one system or another takes for a value of another type."""
 SCALARS = (
