@@ -10,7 +10,8 @@ import pyarrow as pa
 from pyarrow import parquet, types
 
 from storm_dagster.connectors.arrow_values import fast_converter, plain_types, written_type
-from storm_dagster.connectors.json_text import NoJsonForm, json_bytes, json_lines, type_name
+from storm_dagster.connectors.json_rows import json_bytes, json_lines
+from storm_dagster.connectors.json_text import NoJsonForm, type_name
 from storm_dagster.connectors.sinks import Rejected
 
 _Rows = Sequence[Mapping[str, Any]]

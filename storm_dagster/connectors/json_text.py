@@ -1,14 +1,10 @@
 """JSON text of a value, which a reader of JSON turns into an equal value."""
 
-import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from itertools import chain
 from json.encoder import encode_basestring
 from math import isfinite
 from typing import Any
-
-import msgspec
 
 MAX_DEPTH = 200
 """Maximum number of levels of maps and lists in one value.
@@ -16,10 +12,6 @@ MAX_DEPTH = 200
 PostgreSQL and most readers of JSON have a limit, too.
 """
 
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder()
-_FLAT_TYPES = frozenset((str, int, float, bool, type(None)))
-"""Types without parts that JSON has."""
 # Types with a form in JSON, for errors.
 _OWN_TYPES = "text, numbers, booleans, None, lists, and maps whose keys are text"
 _REMEDIES: dict[str, str] = {
@@ -65,84 +57,6 @@ def json_text(value: Any) -> str:
     return _text_of(value, MAX_DEPTH)
 
 
-def json_bytes(value: Any) -> bytes:
-    """JSON of a value in UTF-8, for messages and files: a reader of JSON gets an equal value.
-
-    As :func:`json_text`, and also for text with a NUL character. Raises :class:`NoJsonForm`.
-    """
-    try:
-        encoded = msgspec.json.encode(value)
-        if type(value) is dict and _are_flat([value]):
-            return encoded
-        # msgspec has a form of more types, such as null for NaN and base64 for bytes.
-        if msgspec.json.decode(encoded) == value:
-            return encoded
-    except Exception:
-        # A number of more than 64 bits, or a value without a form, which the next line names.
-        pass
-    form = _json_form(value, MAX_DEPTH)
-    return json.dumps(form, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def json_lines(rows: Sequence[Any]) -> bytes | None:
-    """JSON of rows, a line for each, if a reader gets equal ones; else ``None``.
-
-    It is faster than :func:`json_bytes` for each row, which names the row at fault.
-    """
-    try:
-        encoded = _encoder.encode_lines(rows)
-        if _are_flat(rows) or _decoder.decode_lines(encoded) == list(rows):
-            return encoded
-    except Exception:
-        # As in json_bytes.
-        pass
-    return None
-
-
-def _are_flat(rows: Sequence[dict[Any, Any]]) -> bool:
-    """True if msgspec has the form of JSON for each value, by a look at their types."""
-    kinds = set(map(type, chain.from_iterable(map(dict.values, rows))))
-    if not _FLAT_TYPES.issuperset(kinds) or not set(map(type, chain.from_iterable(rows))) <= {str}:
-        return False
-    if float not in kinds:
-        return True
-    floats = [value for row in rows for value in row.values() if type(value) is float]
-    return all(map(isfinite, floats))
-
-
-def _json_form(value: Any, levels: int) -> Any:
-    """The value with lists instead of tuples; :class:`NoJsonForm` if JSON cannot hold it."""
-    if isinstance(value, dict | list | tuple) and not levels:
-        raise NoJsonForm(f"it is nested deeper than {MAX_DEPTH} levels: make it flatter")
-    if isinstance(value, dict):
-        form: dict[str, Any] = {}
-        for key, member in value.items():
-            _check_key(key)
-            _check_characters(key)
-            form[key] = _part_form(member, levels - 1, f".{key}")
-        return form
-    if isinstance(value, list | tuple):
-        return [_part_form(part, levels - 1, f"[{index}]") for index, part in enumerate(value)]
-    if isinstance(value, str):
-        _check_characters(value)
-    elif isinstance(value, float):
-        _float(value)
-    elif isinstance(value, int):
-        _whole_number(value)
-    elif value is not None:
-        raise _no_form(value)
-    return value
-
-
-def _part_form(part: Any, levels: int, step: str) -> Any:
-    """The form of a part of a value; ``step`` leads to it, for the error."""
-    try:
-        return _json_form(part, levels)
-    except NoJsonForm as error:
-        error.path = f"{step}{error.path}"
-        raise
-
-
 def _text_of(value: Any, levels: int) -> str:
     """JSON text of a value, which may have ``levels`` levels of maps and lists."""
     if value is None:
@@ -169,11 +83,6 @@ def _text_of(value: Any, levels: int) -> str:
 def _string(value: str) -> str:
     if "\0" in value:
         raise NoJsonForm(f"the text {_excerpt(value)} has a NUL character: remove it")
-    _check_characters(value)
-    return encode_basestring(value)
-
-
-def _check_characters(value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -181,12 +90,7 @@ def _check_characters(value: str) -> None:
             f"the text {_excerpt(value)} has half of a surrogate pair, which is not a character"
         )
         raise NoJsonForm(f"{reason}: remove or replace it") from None
-
-
-def _check_key(key: Any) -> None:
-    if not isinstance(key, str):
-        reason = f"a key of the map is of type {type_name(key)}, and JSON has only text keys"
-        raise NoJsonForm(f"{reason}: make the keys text")
+    return encode_basestring(value)
 
 
 def _whole_number(value: int) -> str:
@@ -213,7 +117,9 @@ def _map(value: Mapping[Any, Any], levels: int) -> str:
     """JSON text of a map; an error inside gets the key in its path."""
     members: list[str] = []
     for key, member in value.items():
-        _check_key(key)
+        if not isinstance(key, str):
+            reason = f"a key of the map is of type {type_name(key)}, and JSON has only text keys"
+            raise NoJsonForm(f"{reason}: make the keys text")
         name = _string(key)
         try:
             text = _text_of(member, levels)

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from storm_dagster.connectors.json_text import NoJsonForm, json_bytes
+from storm_dagster.connectors.json_rows import json_bytes
+from storm_dagster.connectors.json_text import NoJsonForm
 from storm_dagster.connectors.kafka_values import Headers, encode_headers, encode_key
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Rejected, Row, write_or_reject

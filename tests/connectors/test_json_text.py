@@ -19,8 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.connectors.json_text import MAX_DEPTH, NoJsonForm, json_bytes, json_text
-from storm_rigs.worker.tuple_values import TUPLE_VALUES, same
+from storm_dagster.connectors.json_text import MAX_DEPTH, NoJsonForm, json_text
 
 Point = namedtuple("Point", "x y")
 
@@ -146,34 +145,3 @@ def test_a_list_that_contains_itself_is_refused() -> None:
     value.append(value)
     with pytest.raises(NoJsonForm, match="nested deeper"):
         json_text(value)
-
-
-@given(TUPLE_VALUES)
-def test_json_of_a_message_or_file_is_equal_or_refused(value: Any) -> None:
-    row = {"a": value, "b": [value]}
-    try:
-        encoded = json_bytes(row)
-    except NoJsonForm as error:
-        assert str(error).startswith("at .a")
-    else:
-        assert same(json.loads(encoded), row)
-
-
-def test_json_of_a_message_keeps_nul_long_numbers_and_tuples() -> None:
-    row = {"text": "a\0", "long": 2**70, "tuple": (1, (2,)), "e": 1e23}
-    returned = {"text": "a\0", "long": 2**70, "tuple": [1, [2]], "e": 1e23}
-    assert json.loads(json_bytes(row)) == returned
-
-
-_ALLOWED = ["NUL character: remove it", "NUL character", "nested deeper than 200 levels"]
-"""Reasons of PostgreSQL alone."""
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [case for case in WITHOUT_FORM if isinstance(case, tuple) and case[1] not in _ALLOWED],
-)
-def test_json_of_a_message_refuses_what_a_column_refuses(value: Any, reason: str) -> None:
-    with pytest.raises(NoJsonForm, match=reason) as error:
-        json_bytes({"items": [{}, {"price": value}]})
-    assert str(error.value).startswith("at .items[1].price")
