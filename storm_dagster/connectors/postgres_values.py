@@ -20,6 +20,8 @@ _MAX_SCALE = 16_383
 """Digits behind the point of a ``numeric``."""
 _MAX_NAME_BYTES = 63
 """Length of a ``name``."""
+_CLOCK_WORDS = ("now", "today", "tomorrow", "yesterday")
+"""Text that the server reads as a time of its own clock."""
 _TIME_TEXT = re.compile(
     r"\s*\d{4}-\d\d-\d\d[T ](\d\d(?::?\d\d){1,2})(?:\.(\d+))?\s*(Z|UTC|[+-]\d\d(?::?\d\d)*)?\s*",
     re.IGNORECASE,
@@ -256,6 +258,7 @@ def _bytes(value: Any, column: Column, rounds: bool) -> Any:
 def _date(value: Any, column: Column, rounds: bool) -> Any:
     """Dates. A ``datetime`` would lose its time."""
     if isinstance(value, str):
+        _check_word(value, column)
         match = _TIME_TEXT.fullmatch(value)
         if match and not rounds and (match[1] + (match[2] or "")).strip("0:"):
             raise _changed(value, column, "which has a time")
@@ -281,7 +284,16 @@ def _timestamp(value: Any, column: Column, rounds: bool) -> Any:
     raise _misfit(value, column, "make it a datetime")
 
 
+def _check_word(text: str, column: Column) -> None:
+    """Raise for a word that the server reads as the time of the write."""
+    if text.strip().lower() in _CLOCK_WORDS:
+        raise ValueError(
+            f"{column.name} would hold the time of the write instead of {text!r}: write the time"
+        )
+
+
 def _timestamp_text(text: str, column: Column, rounds: bool) -> str:
+    _check_word(text, column)
     match = _TIME_TEXT.fullmatch(text)
     if match and not rounds:
         _, fraction, offset = match.groups()
@@ -295,6 +307,7 @@ def _timestamp_text(text: str, column: Column, rounds: bool) -> str:
 def _time(value: Any, column: Column, rounds: bool) -> Any:
     """Times of a day; ``time`` has no offset."""
     if isinstance(value, str):
+        _check_word(value, column)
         return str(value)
     if not isinstance(value, time):
         raise _misfit(value, column, "make it a time")

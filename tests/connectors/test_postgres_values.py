@@ -117,9 +117,6 @@ def is_equal(sent: Any, returned: Any, kind: str) -> bool:
         return same(json.loads(text), json.loads(json.dumps(returned).replace("-0.0", "0.0")))
     if kind in TEXTS:
         return is_text_of(sent, returned, kind)
-    if isinstance(sent, str):
-        # The server's own reading of the text: the next function compares it.
-        return True
     if kind in NUMBERS:
         number, other = digits(sent), digits(returned)
         return sent == returned or number == other or (number.is_nan() and other.is_nan())
@@ -182,6 +179,10 @@ def test_each_value_of_a_tuple_comes_back_or_its_row_is_rejected(
             continue
         assert row is not None
         sent = values[n]
+        if isinstance(sent, str) and kind not in (*TEXTS, "json", "jsonb"):
+            reading = f"select {column} is not distinct from %s::{kind} from wide where n = %s"
+            assert connection.execute(reading, [sent, n]).fetchone() == (True,)  # type: ignore[arg-type]
+            continue
         assert (sent is None and row[0] is None) or is_equal(sent, row[0], kind), (sent, row[0])
 
 
@@ -198,6 +199,8 @@ LOSSY: list[tuple[str, Any, str]] = [
     ("timestamptz", "2026-01-01T12:00:00.123456789Z", "of which it keeps 6 digits"),
     ("date", "2026-01-01 12:00:00", "which has a time"),
     ("date", datetime(2026, 1, 1, 12), "make it a date with .date()"),
+    ("timestamptz", " Now ", "the time of the write instead of ' Now '"),
+    ("date", "today", "the time of the write"),
     ("time", time(12, tzinfo=timezone.utc), "whose offset it drops"),
     ("varchar(3)", "abc  ", "too short for text of 5 characters"),
     ("char(3)", "a ", "drops the blanks at the end"),
