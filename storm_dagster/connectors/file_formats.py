@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet, types
 
-from storm_dagster.connectors.arrow_values import fast_converter, plain_types, written_type
+from storm_dagster.api.arrow_values import fast_converter, plain_types, written_type
 from storm_dagster.connectors.json_rows import json_bytes, json_lines
 from storm_dagster.connectors.json_text import NoJsonForm, type_name
 from storm_dagster.connectors.sinks import Rejected

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storm_dagster.connectors.arrow_values import (
+from storm_dagster.api.arrow_values import (
     distinct_names,
     inferred_type,
     is_open,

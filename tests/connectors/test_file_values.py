@@ -196,7 +196,7 @@ ODD: list[tuple[str, list[Any], str]] = [
     (
         "parquet",
         [1, "two"],
-        "the column is int64, and the value is of type str: convert it in row_of",
+        "the column is int64, and the value is of type str: convert it, or declare",
     ),
     ("parquet", [1, 1.5], ""),
     ("parquet", [1.5, 2**53 + 1], "the column is double, which would change 9007199254740993"),
@@ -205,7 +205,7 @@ ODD: list[tuple[str, list[Any], str]] = [
     ("parquet", [[1], ["a"]], "at [0]: the column is int64"),
     ("parquet", [{"a": 1}, {"a": "x"}], "at .a: the column is int64"),
     ("parquet", [1, {1, 2}], "the value is of type set"),
-    ("parquet", [None, {}], "the type of the parts of {} is not known yet: declare schema"),
+    ("parquet", [None, {}], "the type of the parts of {} is not known yet: declare it in schema"),
     ("parquet", [None, {"a": {}}], "the type of the parts of {'a': {}} is not known yet"),
     ("parquet", [{"a": 1}, {"": 1}], "the schema has no key ''"),
     ("parquet", [{"a": 1}, {"A": 1}], "the schema has no key 'A'"),

@@ -1,4 +1,7 @@
-"""Values for columns of Arrow's types: :func:`arrow_value` is the table of types of files."""
+"""Values for columns of Arrow's types: :func:`arrow_value` is the table of types.
+
+Files of sinks and batches of Spark components have it.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone
@@ -10,8 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyarrow import types
-
-from storm_dagster.connectors.json_text import type_name
 
 MAX_DEPTH = 64
 """Levels of lists and maps in one value, so that a cycle ends with an error."""
@@ -37,6 +38,12 @@ _REMEDIES: dict[str, str] = {
     "frozenset": "make it a list",
 }
 """Name of a type without a type in files -> the remedy."""
+
+
+def type_name(value: Any) -> str:
+    """Name of the type of a value, with its module unless it is a built-in type."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 # -- types of values -------------------------------------------------------------------------------
@@ -197,8 +204,7 @@ def arrow_value(value: Any, arrow_type: pa.DataType) -> Any:
         # Raises for a value without a type.
         inferred_type(value)
         raise ValueError(
-            f"the type of the parts of {value!r:.40} is not known yet: "
-            "declare schema of the FileSink"
+            f"the type of the parts of {value!r:.40} is not known yet: declare it in schema"
         )
     return _conversion_of(arrow_type)(value, arrow_type)
 
@@ -213,12 +219,12 @@ def _conversion_of(arrow_type: pa.DataType) -> "_Convert":
 
 def _misfit(value: Any, arrow_type: pa.DataType) -> ValueError:
     reason = f"the column is {arrow_type}, and the value is of type {type_name(value)}"
-    return ValueError(f"{reason}: convert it in row_of, or declare schema of the FileSink")
+    return ValueError(f"{reason}: convert it, or declare another type in schema")
 
 
 def _inexact(value: Any, arrow_type: pa.DataType) -> ValueError:
     reason = f"the column is {arrow_type}, which would change {value!r:.60}"
-    return ValueError(f"{reason}: make it fit in row_of, or declare schema of the FileSink")
+    return ValueError(f"{reason}: make it fit, or declare another type in schema")
 
 
 def _boolean(value: Any, arrow_type: pa.DataType) -> Any:
@@ -363,9 +369,7 @@ def _structure(value: Any, arrow_type: pa.DataType) -> dict[str, Any]:
     for key, part in value.items():
         _check_key(key)
         if key not in part_types:
-            raise ValueError(
-                f"the schema has no key {key!r} here: declare schema of the FileSink with it"
-            )
+            raise ValueError(f"the schema has no key {key!r} here: declare it in schema")
         parts[key] = _part(part, part_types[key], f".{key}")
     return parts
 
