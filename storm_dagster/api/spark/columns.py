@@ -47,11 +47,15 @@ def column_array(subject: str, column: Sequence[Any], arrow_type: Any) -> "pa.Ar
     """
     import pyarrow
 
-    if arrow_type is None or str in set(map(type, column)):
+    kinds = set(map(type, column))
+    if arrow_type is None or str in kinds:
         # Spark reads text as the type of the column.
         return pyarrow.array(column)
-    from storm_dagster.api.arrow_values import fast_converter
+    from storm_dagster.api.arrow_values import fast_converter, plain_types
 
+    if kinds <= plain_types(arrow_type):
+        # Arrow converts each value exactly, or raises.
+        return pyarrow.array(column, arrow_type)
     convert = fast_converter(arrow_type)
     try:
         converted = [convert(value) for value in column]
