@@ -6,11 +6,12 @@ restarts, moves between slots, and new deployments of the topology.
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.identities import former_identity_text, identity_text
 from storm_dagster.model.values import decode_value, encode_value
 
 
@@ -46,6 +47,11 @@ class StateStore(Protocol):
     @property
     def applied(self) -> Iterable[str]:
         """The applied ids."""
+        ...
+
+    @property
+    def has_former_ids(self) -> bool:
+        """True if ids may have the form of an earlier release, which is ``str()`` of a value."""
         ...
 
     def is_applied(self, id: str) -> bool:
@@ -121,7 +127,15 @@ class TaskState:
     def applied(self, id: object) -> bool:
         """True if the id was saved as applied."""
         with self._lock:
-            return self._store.is_applied(str(id))
+            return any(self._store.is_applied(text) for text in self._id_texts(id))
+
+    def _id_texts(self, id: object) -> list[str]:
+        """The id as text, and as an earlier release may have stored it."""
+        texts = [identity_text(id)]
+        former = former_identity_text(id)
+        if former is not None and self._store.has_former_ids:
+            texts.append(former)
+        return texts
 
     def applied_ids(self) -> set[str]:
         """All applied ids, as strings."""
@@ -148,10 +162,13 @@ class TaskState:
         changes = StateChanges(
             values=encoded,
             removed=tuple([str(key) for key in remove]),
-            applied=tuple([str(id) for id in applied]),
-            forgotten=tuple([str(id) for id in forget]),
+            applied=tuple([identity_text(id) for id in applied]),
         )
         with self._lock:
+            forgotten: list[str] = []
+            for id in forget:
+                forgotten += self._id_texts(id)
+            changes = replace(changes, forgotten=tuple(forgotten))
             self._store.write(changes, sync=sync)
 
     def clear(self) -> None:

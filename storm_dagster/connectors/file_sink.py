@@ -1,23 +1,26 @@
 """Files as a sink: JSON lines, CSV and Parquet, in a folder or in object storage."""
 
-import csv
-import io
+import glob
 import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
-from typing import Any, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Literal
 
 from storm_dagster.connectors.settings import assets_of, client_settings, file_system
-from storm_dagster.connectors.sinks import Row, write_or_reject
+from storm_dagster.connectors.sinks import Rejected, Row
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storm_dagster.connectors.file_schema import DatasetSchema
+
 _log = logging.getLogger(__name__)
+_FORMATS = ("jsonl", "csv", "parquet")
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci"}
 """Protocols where a file appears when all of it is written.
 
@@ -33,6 +36,12 @@ class FileSink:
     ``s3://`` needs the extra ``s3``, other protocols their fsspec package. A file has all of its
     rows, or does not exist. The newest token of a task is in the name of its newest file: keep that
     file when you move files away. ``format`` is ``jsonl``, ``csv`` (with a header) or ``parquet``.
+
+    All files of CSV and Parquet have one schema, which never changes. ``schema`` declares it: a
+    schema of Arrow, or a map of columns to types as in ``outputs``. Without it, the first batch
+    with rows decides for all tasks: docs/sinks.md. JSON lines have a schema only if it is declared.
+    A row is rejected if the format or the schema cannot hold a value unchanged.
+
     The conf has the options of the file system below ``prefix``: ``files.endpoint_url``,
     ``files.key``, ``files.secret.file``.
     """
@@ -42,6 +51,7 @@ class FileSink:
         url: str,
         format: Literal["jsonl", "csv", "parquet"] = "jsonl",
         *,
+        schema: "pa.Schema | Mapping[str, Any] | None" = None,
         prefix: str = "files.",
     ) -> None:
         if format not in _FORMATS:
@@ -51,6 +61,7 @@ class FileSink:
         self._url = url
         self._format = format
         self._prefix = prefix
+        self._declared = schema
         self.assets = assets_of("files", url)
         self.asset_metadata = {self.assets[0]: {"dagster/uri": _uri(url)}}
         self._fs: Any = None
@@ -60,7 +71,8 @@ class FileSink:
 
         On file systems and on S3, an earlier opening of the owner then cannot finish a file. Other
         object storage has no means for that: there only the worker's lease ends it, which is
-        logged.
+        logged. Raises :class:`Corrupt` if the schema of the files is damaged, and
+        :class:`InvalidRequest` if the declared one would change it.
         """
         fs, path = file_system(self._url, client_settings(conf, self._prefix))
         folder = path.rstrip("/")
@@ -86,6 +98,7 @@ class FileSink:
                 self._remove_staging(staging, owner_name)
             self._staging = f"{staging}/{file_name}-{self._opening}"
             fs.makedirs(self._staging)
+        self._dataset = self._open_schema(folder)
         if not owner:
             return None
         newest = self._newest_token()
@@ -100,9 +113,43 @@ class FileSink:
             )
         return newest
 
+    def _open_schema(self, folder: str) -> "DatasetSchema | None":
+        """The schema of the files; ``None`` for JSON lines without a declared one."""
+        if self._format == "jsonl" and self._declared is None:
+            return None
+        # Its import of pyarrow takes a moment, which other workers do not need.
+        from storm_dagster.connectors.file_schema import DatasetSchema, declared_schema
+
+        dataset = DatasetSchema(self._fs, folder, self._url)
+        dataset.load()
+        declared = declared_schema(self._declared)
+        if declared is not None:
+            dataset.declare(declared)
+        return dataset
+
+    def _encode(self, rows: Sequence[Row]) -> bytes:
+        """The bytes of a file with these rows; :class:`Rejected` for those that do not fit."""
+        from storm_dagster.connectors.file_formats import NESTED_TYPES, encode_rows
+
+        values = [row.values for row in rows]
+        dataset = self._dataset
+        if dataset is None:
+            return encode_rows(self._format, values, None)
+        skipped = NESTED_TYPES if self._format == "csv" else ()
+        dataset.infer(values, skipped)
+        try:
+            return encode_rows(self._format, values, dataset.schema)
+        except Rejected:
+            # Another task may have agreed on a column since.
+            before = dataset.schema
+            dataset.load()
+            if dataset.schema == before:
+                raise
+            return encode_rows(self._format, values, dataset.schema)
+
     def _remove_staging(self, staging: str, owner_name: str) -> None:
         """Remove the folders of unfinished files of earlier openings."""
-        for earlier in self._fs.glob(f"{staging}/{owner_name}-*"):
+        for earlier in self._fs.glob(f"{glob.escape(staging)}/{owner_name}-*"):
             # A rename in one step: a file that is written there now cannot be moved to its name.
             removed = f"{staging}/gone-{secrets.token_hex(8)}"
             self._fs.mv(earlier, removed, recursive=True)
@@ -124,7 +171,7 @@ class FileSink:
     def _newest_token(self) -> int:
         """The largest token in the names of the owner's files; 0 without files."""
         newest = 0
-        for path in self._fs.glob(f"{self._path}-*"):
+        for path in self._fs.glob(f"{glob.escape(self._path)}-*"):
             match = _TOKEN.search(path)
             if match:
                 newest = max(newest, int(match[1]))
@@ -175,17 +222,7 @@ class FileSink:
         Raises :class:`Rejected` for rows that the format cannot hold, and :class:`Unavailable` if
         the owner was opened elsewhere.
         """
-        accepted: list[Mapping[str, Any]] = []
-        data = b""
-
-        def add(part: Sequence[Row]) -> None:
-            nonlocal data
-            values = [row.values for row in part]
-            # With the rows before it: a row may fail only below them, such as text below numbers.
-            data = _FORMATS[self._format]([*accepted, *values])
-            accepted.extend(values)
-
-        write_or_reject(rows, add, lambda error: True)
+        data = self._encode(rows)
         target = f"{self._path}-{token:012d}-{self._opening}.{self._format}"
         if not self._staging and self._upload is None:
             # An object store without a means to fence an earlier writer, or no owner.
@@ -233,41 +270,3 @@ def file_name_of(owner: str) -> str:
     It has only letters that every store accepts. Two owners never have the same.
     """
     return re.sub(r"[^A-Za-z0-9.]", lambda match: f"_{ord(match[0]):x}_", owner)
-
-
-def _jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of all fields, in the order of their first row."""
-    columns: dict[str, None] = {}
-    for row in rows:
-        columns.update(dict.fromkeys(row))
-    return list(columns)
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, _columns(rows))
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
-
-
-def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """The rows as a Parquet file; a column is null where a row does not have it."""
-    import pyarrow
-    from pyarrow import parquet
-
-    columns: dict[str, list[Any]] = {}
-    for name in _columns(rows):
-        columns[name] = [row.get(name) for row in rows]
-    sink = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.table(columns), sink)
-    return sink.getvalue().to_pybytes()
-
-
-_Encode = Callable[[Sequence[Mapping[str, Any]]], bytes]
-# Format -> the function that encodes the rows of a file.
-_FORMATS: dict[str, _Encode] = {"jsonl": _jsonl, "csv": _csv, "parquet": _parquet}

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
-
-from storm_dagster.connectors.json_text import type_name
+from storm_dagster.connectors.json_rows import json_bytes
+from storm_dagster.connectors.json_text import NoJsonForm
+from storm_dagster.connectors.kafka_values import Headers, encode_headers, encode_key
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Rejected, Row, write_or_reject
 from storm_dagster.model.errors import Unavailable
@@ -15,43 +15,24 @@ _SECS = 30.0
 """Maximum wait for a response of the brokers, after which the batch is retried."""
 
 
-def encode_key(field: str, value: Any) -> bytes | None:
-    """Encode the value of a field as the key of a message.
+class _Message(NamedTuple):
+    """The parts of a message, encoded."""
 
-    Bytes are unchanged, text is UTF-8, a whole number is its decimal text, ``None`` is a message
-    without a key. Raises ``ValueError`` for any other value, whose text would depend on the version
-    of Python or of a library.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, str):
-        try:
-            return value.encode()
-        except UnicodeEncodeError as error:
-            reason = f"{field!r} has half of a surrogate pair at position {error.start}"
-            raise ValueError(f"the key {reason}, and is not UTF-8: remove it in row_of") from None
-    if isinstance(value, int) and not isinstance(value, bool):
-        try:
-            # Not the name of a member of an enumeration.
-            return int.__repr__(value).encode()
-        except ValueError as error:
-            raise ValueError(f"the key {field!r} cannot be written: {error}") from None
-    raise ValueError(
-        f"the key {field!r} is of type {type_name(value)}, and a key is bytes, text, "
-        "a whole number or None: make it one of these in row_of, or set key of the KafkaSink "
-        "to another field"
-    )
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
 
 
 class KafkaSink:
     """Sink that writes each row as a message of ``topic``.
 
-    The message is JSON, or the result of ``value(row)``. Needs the extra ``kafka``.
+    The message is JSON, from which a reader gets an equal row, or the result of ``value(row)``.
+    Needs the extra ``kafka``.
 
     ``key`` names the field whose value is the message's key: bytes unchanged, text as UTF-8, a
-    whole number as its decimal text, and ``None`` as no key. All replicas have a message before its
+    whole number as its decimal text, and ``None`` as no key. ``headers`` names the field with the
+    headers: (name, value) pairs, which may repeat a name, or a map; the JSON is without this field.
+    All replicas have a message before its
     row counts as written. With ``exactly_once`` each batch is a transaction of the producer that
     has the owner's name, which fences earlier producers; the token is the offset that the consumer
     group of this name has committed for partition 0. Readers need ``isolation.level:
@@ -66,12 +47,14 @@ class KafkaSink:
         self,
         topic: str,
         key: str | None = None,
-        value: Callable[[Mapping[str, Any]], bytes | None] = msgspec.json.encode,
+        value: Callable[[Mapping[str, Any]], bytes | None] | None = None,
         *,
+        headers: str | None = None,
         prefix: str = "kafka.",
     ) -> None:
         self._topic = topic
         self._key = key
+        self._headers = headers
         self._value = value
         self._prefix = prefix
         self.assets = assets_of("kafka", topic)
@@ -129,7 +112,7 @@ class KafkaSink:
                 f"topic {self._topic} has refused rows of the last batch: "
                 "the rest waits for a new producer"
             )
-        messages: list[tuple[bytes | None, bytes | None]] = []
+        messages: list[_Message] = []
 
         def encode(part: Sequence[Row]) -> None:
             messages.extend([self._message(row) for row in part])
@@ -155,13 +138,28 @@ class KafkaSink:
         self._producer = None
         self._group = None
 
-    def _message(self, row: Row) -> tuple[bytes | None, bytes | None]:
+    def _message(self, row: Row) -> _Message:
         key = None if self._key is None else self._key_of(row, self._key)
-        value = self._value(row.values)
+        headers: Headers = []
+        if self._headers is not None:
+            headers = encode_headers(self._headers, row.values.get(self._headers))
+        value = self._json_of(row) if self._value is None else self._value(row.values)
         size = len(key or b"") + len(value or b"")
+        for name, content in headers:
+            size += len(name.encode()) + len(content or b"")
         if size > self._max_bytes:
             raise ValueError(f"{size} bytes are more than {self._prefix}message.max.bytes allows")
-        return key, value
+        return _Message(key, value, headers)
+
+    def _json_of(self, row: Row) -> bytes:
+        values = {name: value for name, value in row.values.items() if name != self._headers}
+        try:
+            return json_bytes(values)
+        except NoJsonForm as error:
+            raise ValueError(
+                f"the row for topic {self._topic}, {error} in row_of, "
+                "or set value of the KafkaSink to a function that encodes rows"
+            ) from None
 
     def _key_of(self, row: Row, field: str) -> bytes | None:
         if field not in row.values:
@@ -172,8 +170,8 @@ class KafkaSink:
             )
         return encode_key(field, row.values[field])
 
-    def _send(self, messages: Sequence[tuple[bytes | None, bytes | None]]) -> None:
-        """Send (key, value) pairs, and wait for their delivery.
+    def _send(self, messages: Sequence[_Message]) -> None:
+        """Send messages, and wait for their delivery.
 
         Raises :class:`Rejected` for messages without a key that a compacted topic refuses, with
         their indexes; a transaction is then aborted. Other errors are raised as they are, or as
@@ -183,8 +181,8 @@ class KafkaSink:
         errors: dict[int, Any] = {}
         failure: Exception | None = None
         try:
-            for index, (key, value) in enumerate(messages):
-                self._produce(index, key, value, errors)
+            for index, message in enumerate(messages):
+                self._produce(index, message, errors)
         except self._kafka_exception as error:
             # A transaction accepts no message after one that a broker has refused.
             failure = error
@@ -193,7 +191,7 @@ class KafkaSink:
         for index, error in errors.items():
             # The first error of a transaction may be reported for all its messages: a message with
             # a key is not at fault.
-            if error.name() == "INVALID_RECORD" and messages[index][0] is None:
+            if error.name() == "INVALID_RECORD" and messages[index].key is None:
                 refused[index] = self._refusal(error)
         if refused:
             # The messages beside them failed, too; the next call has them.
@@ -208,22 +206,26 @@ class KafkaSink:
             reasons.append(f"{unsent} messages wait")
             raise Unavailable(f"topic {self._topic} has not taken a batch: {reasons[0]}")
 
-    def _produce(
-        self, index: int, key: bytes | None, value: bytes | None, errors: dict[int, Any]
-    ) -> None:
+    def _produce(self, index: int, message: _Message, errors: dict[int, Any]) -> None:
         """Send a message; an error of its delivery is added to ``errors``, by its index.
 
         Raises ``BufferError`` if the client's queue is full for 30 s.
         """
 
-        def on_delivery(error: Any, message: Any) -> None:
+        def on_delivery(error: Any, delivered: Any) -> None:
             if error is not None:
                 errors[index] = error
 
         until = time.monotonic() + _SECS
         while True:
             try:
-                self._producer.produce(self._topic, value=value, key=key, on_delivery=on_delivery)
+                self._producer.produce(
+                    self._topic,
+                    value=message.value,
+                    key=message.key,
+                    headers=message.headers,
+                    on_delivery=on_delivery,
+                )
                 return
             except BufferError:
                 # The client's queue is full of messages that the brokers have not accepted yet.

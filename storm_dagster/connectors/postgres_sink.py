@@ -4,41 +4,33 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from storm_dagster.connectors.json_text import NoJsonForm, json_text, type_name
+from storm_dagster.connectors.postgres_columns import (
+    COLUMNS_QUERY,
+    Column,
+    column_of,
+    columns_of,
+)
+from storm_dagster.connectors.postgres_values import ColumnMisfit, column_value, plain_types
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Rejected, Retry, Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 _MIN_MISFITS = 10
 """Number of rows, all of which do not fit, from which on the table is at fault."""
-_MISFIT_ERRORS = ("DatatypeMismatch", "UndefinedColumn", "SyntaxError", "GeneratedAlways")
-"""Names of psycopg's errors of a row that does not fit the columns, or of any row."""
+_MISFIT_ERRORS = (
+    "DatatypeMismatch",
+    "UndefinedColumn",
+    "SyntaxError",
+    "GeneratedAlways",
+    "ColumnMisfit",
+)
+"""Names of the errors of a row that does not fit the columns, or of any row."""
 _ROW_ERRORS = (*_MISFIT_ERRORS, "ProgramLimitExceeded", "RaiseException")
 """Names of psycopg's errors that a row may cause, beside the classes in ``_is_row_error``."""
 _RECORD_ID = "record_id"
 """Column of a row's id, unless the row has a field of this name."""
 _TOKENS_TABLE = "storm_sink_tokens"
 """Table with a row for each owner: the token of its last batch, and its epoch."""
-_JSON_COLUMNS = """
-with recursive part (name, type, is_array) as (
-    select attname, atttypid, false from pg_catalog.pg_attribute
-    where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped
-  union all
-    select name, case typtype when 'd' then typbasetype else typelem end, is_array or typtype <> 'd'
-    from part join pg_catalog.pg_type on pg_type.oid = type
-    where typtype = 'd' or typelem <> 0 and typlen = -1
-)
-select name::text, typname::text || case when is_array then '[]' else '' end
-from part join pg_catalog.pg_type on pg_type.oid = type
-where type in ('pg_catalog.json'::regtype, 'pg_catalog.jsonb'::regtype)
-"""
-"""Query for the columns of a table that hold JSON, with their types without domains around them.
-
-It includes arrays by the type of their elements, since an array of ``jsonb`` has values of JSON,
-too. Users that may only insert into the table can read the catalog.
-"""
-_MAX_NAME_BYTES = 63
-"""PostgreSQL truncates a longer name."""
 _SETTINGS: dict[str, Any] = {
     "application_name": "storm_dagster",
     "connect_timeout": 10,
@@ -55,6 +47,10 @@ They bound the time that a writer which was stopped inside of one holds the row 
 """
 
 
+_NamedColumn = tuple[str, Column | None, tuple[type, ...]]
+"""Name and type of a column, and the types of values that are sent as they are."""
+
+
 class PostgresSink:
     """Sink that writes rows to a table whose columns have the names of the fields.
 
@@ -68,17 +64,23 @@ class PostgresSink:
     ``postgres.dbname``, ``postgres.password.file`` and any other one of libpq. Rows that break a
     constraint or do not fit their columns are rejected.
 
-    A column of the type ``json`` or ``jsonb`` takes any value of JSON, and returns an equal one:
-    text becomes text of JSON, and a list or tuple an array of JSON. ``None`` is NULL of SQL; inside
-    a list or map it is null of JSON. A row whose value JSON cannot hold unchanged is rejected; the
-    reason names the column. In an array of ``jsonb`` each element is such a value. In other columns
-    lists are written as arrays, and maps as ``jsonb``.
+    A reader of a column gets a value that is equal to that of the row, or the row is rejected by
+    column, type and remedy: docs/sinks.md has the table of types. With ``rounds``, numbers and
+    times are rounded to the precision of their column. A column of ``json`` or ``jsonb`` takes any
+    value of JSON: text becomes text of JSON, a list or tuple an array of JSON. ``None`` is NULL of
+    SQL; inside a list or map it is null of JSON.
     """
 
     def __init__(
-        self, table: str, key: str | Sequence[str] = (), *, prefix: str = "postgres."
+        self,
+        table: str,
+        key: str | Sequence[str] = (),
+        *,
+        rounds: bool = False,
+        prefix: str = "postgres.",
     ) -> None:
         self._table = table
+        self._rounds = rounds
         self._prefix = prefix
         self.assets = assets_of("postgres", table)
         qualified = table if "." in table else f"public.{table}"
@@ -97,8 +99,8 @@ class PostgresSink:
         self._owner = ""
         self._epoch = 0
         """Number of this opening of the owner, which each write compares with the table."""
-        self._json_columns: dict[str, str] = {}
-        """Columns that hold JSON -> type, such as ``jsonb`` or ``json[]``."""
+        self._columns: dict[str, Column] = {}
+        """Types of the columns; empty if the table does not exist."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect, and return the owner's token; ``None`` without an owner.
@@ -108,15 +110,12 @@ class PostgresSink:
         with client_library("postgres"):
             import psycopg
             from psycopg import sql
-            from psycopg.types.json import Json, Jsonb
         self._psycopg = psycopg
         self._sql: Any = sql
-        self._json = Jsonb
-        self._json_wrappers = (Json, Jsonb)
         settings = {**_SETTINGS, **client_settings(conf, self._prefix)}
         self._db = psycopg.connect(**settings, autocommit=True)
         self._owner = owner
-        self._json_columns = self._read_json_columns()
+        self._columns = self._read_columns()
         if not owner:
             return None
         with self._db.transaction():
@@ -157,7 +156,7 @@ class PostgresSink:
             try:
                 write_or_reject(rows, insert, self._is_row_error)
             except Rejected as rejected:
-                self._check_json_columns()
+                self._check_columns()
                 self._retry_refused(cursor, rows, rejected.rows)
                 reasons = rejected.rows.values()
                 misfits = [reason for reason in reasons if reason.startswith(_MISFIT_ERRORS)]
@@ -167,7 +166,7 @@ class PostgresSink:
                         f"no row of a batch fits {self._table}: {misfits[0]}"
                     ) from None
                 raise
-            self._check_json_columns()
+            self._check_columns()
 
     def _retry_refused(self, cursor: Any, rows: Sequence[Row], refused: dict[int, str]) -> None:
         """Insert the refused rows that only lacked a later row.
@@ -223,8 +222,11 @@ class PostgresSink:
                 names = list(fields)
                 if _RECORD_ID in key and _RECORD_ID not in fields:
                     names.append(_RECORD_ID)
-                types = {name: self._json_type(name) for name in names}
-                lines = [self._values(row, types) for row in same_fields]
+                own_rows = list(same_fields)
+                columns = [self._named_column(name) for name in names]
+                lines = [self._values(row, columns) for row in own_rows]
+                if _RECORD_ID in key:
+                    self._move_former_ids(cursor, own_rows)
                 cursor.executemany(self._statement(names, key), lines)
             # These checks fail as the commit would. A row may need a later one: parts are checked
             # only if all rows fail.
@@ -232,15 +234,48 @@ class PostgresSink:
             if self._checks_constraints:
                 self._db.execute("set constraints all immediate; set constraints all deferred")
 
-    def _values(self, row: Row, types: Mapping[str, str | None]) -> list[Any]:
-        return [self._value(row, name, column_type) for name, column_type in types.items()]
+    def _move_former_ids(self, cursor: Any, rows: Sequence[Row]) -> None:
+        """Give the rows that an earlier release has written the ids of this one.
 
-    def _value(self, row: Row, name: str, column_type: str | None) -> Any:
-        """The parameter of the statement for a column of a row.
+        A row that has its new id already stays.
+        """
+        ids = [
+            {"id": row.id, "former": row.former_id}
+            for row in rows
+            if row.former_id is not None and _RECORD_ID not in row.values
+        ]
+        if not ids:
+            return
+        sql = self._sql
+        text = (
+            "update {table} set {column} = %(id)s where {column} = %(former)s "
+            "and not exists (select from {table} where {column} = %(id)s)"
+        )
+        statement = sql.SQL(text).format(
+            table=sql.Identifier(*self._table.split(".")), column=sql.Identifier(_RECORD_ID)
+        )
+        cursor.executemany(statement, ids)
 
-        ``column_type`` is that of a column that holds JSON, else ``None``. The row's id is the
-        value of a column that the row lacks. Raises ``ValueError`` for a value without a form in
-        JSON, and :class:`InvalidRequest` for a row without an id.
+    def _named_column(self, name: Any) -> _NamedColumn:
+        column = column_of(self._columns, name)
+        return name, column, plain_types(column)
+
+    def _values(self, row: Row, columns: Sequence[_NamedColumn]) -> list[Any]:
+        """The parameters of the statement for a row."""
+        values: list[Any] = []
+        for name, column, types in columns:
+            # The row's id is the value of a column that the row lacks.
+            value = row.values.get(name, row.id)
+            if type(value) not in types:
+                value = self._checked_value(row, name, column)
+            values.append(value)
+        return values
+
+    def _checked_value(self, row: Row, name: str, column: Column | None) -> Any:
+        """The parameter for a column of a row.
+
+        Raises ``ValueError`` for a value that the column would change, and
+        :class:`InvalidRequest` for a row without an id.
         """
         if name not in row.values and row.id is None:
             raise InvalidRequest(
@@ -250,75 +285,37 @@ class PostgresSink:
             )
         value = row.values.get(name, row.id)
         try:
-            if column_type is not None:
-                return self._json_parameter(value, column_type)
-            if isinstance(value, dict):
-                # Only to check it: psycopg would convert a key that is a number to text.
-                json_text(value)
-                return self._json(value)
-        except NoJsonForm as error:
-            kind = f" ({column_type})" if column_type else ""
-            raise ValueError(f'column "{name}"{kind} of {self._table}: {error}') from None
-        return value
+            return column_value(value, column, rounds=self._rounds)
+        except ValueError as error:
+            kind = f" ({column.name})" if column else ""
+            reason = f'column "{name}"{kind} of {self._table}: {error}'
+            misfit = ColumnMisfit if isinstance(error, ColumnMisfit) else ValueError
+            raise misfit(reason) from None
 
-    def _json_parameter(self, value: Any, column_type: str) -> Any:
-        """Text, or a list of texts, which the statement casts to the type of the column."""
-        if value is None:
-            return None
-        if not column_type.endswith("[]"):
-            return self._json_text(value)
-        if not isinstance(value, list | tuple):
-            reason = f"an array takes a list, and the value is of type {type_name(value)}"
-            raise NoJsonForm(f"{reason}: put it into a list")
-        elements: list[str | None] = []
-        for index, element in enumerate(value):
-            try:
-                elements.append(None if element is None else self._json_text(element))
-            except NoJsonForm as error:
-                error.path = f"[{index}]{error.path}"
-                raise
-        return elements
-
-    def _json_text(self, value: Any) -> str:
-        """JSON text of a value. In psycopg's wrappers ``None`` is null of JSON."""
-        if not isinstance(value, self._json_wrappers):
-            return json_text(value)
-        if value.dumps is None:
-            return json_text(value.obj)
-        text = value.dumps(value.obj)
-        return text.decode() if isinstance(text, bytes) else text
-
-    def _read_json_columns(self) -> dict[str, str]:
-        """Types of the columns that hold JSON; none if the table does not exist."""
+    def _read_columns(self) -> dict[str, Column]:
+        """Types of the columns; none if the table does not exist."""
         sql = self._sql
         table = sql.Identifier(*self._table.split(".")).as_string(self._db)
-        return dict(self._db.execute(_JSON_COLUMNS, [table]).fetchall())
+        return columns_of(self._db.execute(COLUMNS_QUERY, [table]).fetchall())
 
-    def _check_json_columns(self) -> None:
+    def _check_columns(self) -> None:
         """Read the types once more, while the rows' lock on the table prevents a change.
 
         Raises :class:`Retry` if another session has changed them: the values were encoded for other
         types.
         """
-        json_columns = self._read_json_columns()
-        if json_columns != self._json_columns:
-            self._json_columns = json_columns
+        columns = self._read_columns()
+        if columns != self._columns:
+            self._columns = columns
             raise Retry(0.1, f"the columns of {self._table} have changed")
-
-    def _json_type(self, name: Any) -> str | None:
-        """The type of a column that holds JSON; ``None`` for any other column."""
-        if not isinstance(name, str):
-            # The statement refuses it, with its row.
-            return None
-        column = name.encode("utf-8", "replace")[:_MAX_NAME_BYTES].decode("utf-8", "ignore")
-        return self._json_columns.get(column)
 
     def _placeholder(self, name: str) -> Any:
         sql = self._sql
-        column_type = self._json_type(name)
-        if column_type is None:
+        column = column_of(self._columns, name)
+        if column is None or not column.is_json:
             return sql.Placeholder()
         # Without a cast a list of texts is text[], which the server does not convert.
+        column_type = column.type + ("[]" if column.is_array else "")
         return sql.SQL("{}::pg_catalog." + column_type).format(sql.Placeholder())
 
     def _statement(self, names: Sequence[str], key: Sequence[str]) -> Any:

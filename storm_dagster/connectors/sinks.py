@@ -12,6 +12,7 @@ from storm_dagster.api.target_retries import REPORT_MS, TargetRetries
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.connectors.table_reports import TableReports
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart, Unavailable
+from storm_dagster.model.identities import former_identity_text, identity_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Row:
 
     A replayed row has the same id, no other record has it.
     """
+    former_id: str | None = None
+    """The id that earlier releases gave the row; ``None`` if it is the same."""
 
 
 _Entry = tuple[Row, list[Tuple]]
@@ -120,6 +123,20 @@ def write_or_reject(
                 refused[first] = f"{type(error).__name__}: {error}"
     if refused:
         raise Rejected(refused)
+
+
+_OWN_TEXT_TYPES = frozenset((str, int))
+"""Types whose ids are as earlier releases wrote them."""
+
+
+def _join_id(texts: Sequence[str]) -> str:
+    """The id of a record, from the texts of its fields; no two lists of texts have the same.
+
+    The first field, often a partition or a path, is unchanged.
+    """
+    first, *others = texts
+    escaped = [text.replace("%", "%25").replace("/", "%2F") for text in others]
+    return "/".join([first, *escaped])
 
 
 class SinkBolt(StatefulBolt):
@@ -257,7 +274,7 @@ class SinkBolt(StatefulBolt):
         if values is None:
             self.ack(tup)
             return
-        entry = (Row(values, self._record_id_of(tup)), [tup])
+        entry = (Row(values, *self._record_ids_of(tup)), [tup])
         for value in values.values():
             self._size += len(value) if isinstance(value, str | bytes) else 8
         if not self._entries:
@@ -268,17 +285,23 @@ class SinkBolt(StatefulBolt):
         if len(self._entries) >= self.batch_rows or self._size >= self.batch_bytes:
             self._write_batch()
 
-    def _record_id_of(self, tup: Tuple) -> str | None:
-        """The id of the tuple's record as text; no two records have the same.
-
-        The first field, often a partition or a path, is unchanged.
-        """
+    def _record_ids_of(self, tup: Tuple) -> tuple[str | None, str | None]:
+        """The id of the tuple's record as text, and its former id if that is another one."""
         if not self.record_id:
-            return None
-        values = self.named(tup)
-        first, *others = [str(values[name]) for name in self._id_fields()]
-        escaped = [text.replace("%", "%25").replace("/", "%2F") for text in others]
-        return "/".join([first, *escaped])
+            return None, None
+        named = self.named(tup)
+        if isinstance(self.record_id, str):
+            values = [named[self.record_id]]
+        else:
+            values = [named[name] for name in self.record_id]
+        texts = [identity_text(value) for value in values]
+        if _OWN_TEXT_TYPES.issuperset(map(type, values)):
+            return _join_id(texts), None
+        former_texts = [former_identity_text(value) for value in values]
+        if not any(former_texts):
+            return _join_id(texts), None
+        former = [old or text for old, text in zip(former_texts, texts, strict=True)]
+        return _join_id(texts), _join_id(former)
 
     def process_again(self, tup: Tuple) -> None:
         """Ack a tuple whose row is written."""

@@ -76,6 +76,23 @@ def test_without_an_owner_no_file_takes_the_place_of_another(
     assert sorted(lines_of(fs, url)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("name", ["a[1]b", "x*y", "q?z"])
+def test_a_folder_with_characters_of_patterns_keeps_token_and_schema(
+    name: str, tmp_path: Path
+) -> None:
+    url = str(tmp_path / name)
+    first = FileSink(url, "csv")
+    first.open({}, "me")
+    first.write(numbers(1), 1)
+    second = FileSink(url, "csv")
+    assert second.open({}, "me") == 1
+    with pytest.raises(Rejected):
+        second.write([Row({"n": "text"})], 2)
+    # The second opening has fenced the first one.
+    with pytest.raises(Unavailable):
+        first.write(numbers(2), 2)
+
+
 def test_an_earlier_opening_finishes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +164,7 @@ def test_an_earlier_opening_finishes_no_file_on_s3(s3: tuple[dict[str, Any], str
         fourth.write(numbers(99), 7)
     fifth.write(numbers(7), 7)
     assert lines_of(fs, url) == [1, 2, 3, 4, 5, 6]
-    assert [path.rpartition(".")[2] for path in sorted(fs.glob(f"{bucket}/out/*"))] == [
+    assert [path.rpartition(".")[2] for path in sorted(fs.glob(f"{bucket}/out/me-*"))] == [
         "jsonl"
     ] * 6 + ["csv"]
 

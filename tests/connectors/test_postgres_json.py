@@ -445,7 +445,7 @@ def test_a_map_in_a_column_of_another_type_has_text_keys(
     assert texts_of(db, "doc") == ['{"a": []}']
     with pytest.raises(Rejected) as refused:
         sink.write(rows_of("doc", [{1: "a"}]), 1)
-    assert 'column "doc" of t: a key of the map is of type int' in refused.value.rows[0]
+    assert 'column "doc" (text) of t: a key of the map is of type int' in refused.value.rows[0]
 
 
 @pytest.mark.parametrize("name", [None, 1, b"doc"])

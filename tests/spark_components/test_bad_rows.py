@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from datetime import date
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -290,6 +290,29 @@ def test_a_value_of_another_type_does_not_stop_the_batch(bolt_of: Callable[..., 
     assert bolt._collector.failed == [tuples[3]]
     assert "{'n': 'four'}" in str(bolt._collector.errors[0])
     assert sorted(bolt._collector.emitted) == [[n] for n in (1, 2, 3, 5, 6, 7, 8)]
+
+
+CHANGED: list[tuple[str, Any, Any, str]] = [
+    ("v date", date(2026, 1, 1), datetime(2026, 1, 1, 12), "the column is date32"),
+    ("v struct<a: bigint>", {"a": 1}, {"a": 1, "b": 2}, "the schema has no key 'b'"),
+    ("v decimal(5,2)", Decimal("1.25"), 1.255, "would change 1.255"),
+    ("v map<string, bigint>", {"a": 1}, {1: 1}, "the column is string"),
+    ("v bigint", 7, timedelta(1), "the value is of type datetime.timedelta"),
+]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("schema", "value", "changed", "reason"), CHANGED)
+def test_a_value_that_the_schema_would_change_fails_alone(
+    bolt_of: Callable[..., Any], schema: str, value: Any, changed: Any, reason: str
+) -> None:
+    bolt = bolt_of("same", ["v"], schema=schema, batch_tuples=4)
+    tuples = run(bolt, [value, changed, value, value])
+    assert bolt._collector.failed == [tuples[1]]
+    assert reason in str(bolt._collector.reasons[0])
+    # A map of Spark comes back as its entries.
+    returned = list(value.items()) if "map<" in schema else value
+    assert bolt._collector.emitted == [[returned]] * 3
 
 
 @pytest.mark.spark

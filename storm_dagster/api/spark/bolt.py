@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.spark import session as spark_session
 from storm_dagster.api.spark.bridge import rows_of
+from storm_dagster.api.spark.columns import arrow_types, column_array
 from storm_dagster.api.target_retries import TargetRetries
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.host.waiting import Backoff
@@ -321,14 +322,15 @@ class SparkBolt(Bolt):
         ``_emitted`` is then the number of emitted rows, also if this raises.
         """
         self._emitted = 0
-        table = self._table(part)
+        types = self._types(session)
+        table = self._table(part, types)
         args = self.function_args
         if self._takes_context:
             values = repr([tup.values for tup in part])
             digest = hashlib.blake2b(values.encode(errors="surrogatepass"), digest_size=16)
             self._context.batch_id = digest.hexdigest()
             args = {"context": self._context, **args}
-        frame = session.createDataFrame(table, self._types(session))
+        frame = session.createDataFrame(table, types)
         rows = self._rows(self._function(frame, **args))
         # One joint anchor: each row belongs to all tuples of the part.
         anchors = [self._bound().joint(part)] if rows else []
@@ -394,11 +396,12 @@ class SparkBolt(Bolt):
     def _column_names(self, tup: Tuple) -> list[str]:
         return self._columns or list(self._context.source_fields(tup.component, tup.stream))
 
-    def _table(self, batch: list[Tuple]) -> "pa.Table":
+    def _table(self, batch: list[Tuple], struct: Any) -> "pa.Table":
         """The tuples as an Arrow table.
 
-        Raises :class:`InvalidTopology` if their number of values is not that of the columns, or if
-        the values of a column have different types.
+        ``struct`` is the parsed ``schema``, or ``None``. Raises :class:`InvalidTopology` if their
+        number of values is not that of the columns, or if the values of a column have different
+        types, and :class:`InvalidRequest` if the schema would change a value.
         """
         import pyarrow
 
@@ -414,10 +417,12 @@ class SparkBolt(Bolt):
                 f"({', '.join(columns)}), its tuples have {len(batch[0].values)} values: "
                 "name as many in schema"
             )
+        types = arrow_types(struct, len(columns))
         arrays = []
-        for name, column in zip(columns, values, strict=True):
+        for name, column, arrow_type in zip(columns, values, types, strict=True):
             try:
-                arrays.append(pyarrow.array(column))
+                subject = f"{self._subject}: column {name!r} of {self.function}"
+                arrays.append(column_array(subject, column, arrow_type))
             except (pyarrow.ArrowException, TypeError, OverflowError) as error:
                 raise InvalidTopology(
                     f"{self._subject}: the values of column {name!r} have different types "

@@ -11,7 +11,8 @@ use comprehensions and avoid calls.
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from decimal import Decimal
 from io import BytesIO
 from itertools import chain, islice
 from typing import Any, BinaryIO, TypeVar
@@ -32,7 +33,14 @@ _MAPS = 67
 """Parts of a :class:`LargeMap`; a prime, so that keys with a regular step use all of them."""
 _MAX_IN_ONE_MAP = 20_000
 """Entries above which a map is divided into parts."""
+ID_FORM = 1
+"""Form of the ids of ``context.state`` as text: that of ``model.identities.identity_text``.
+
+0 is the form of earlier releases, ``str()``.
+"""
 _Item = TypeVar("_Item")
+_PLAIN_ID_TYPES = frozenset((str, int, bytes))
+"""Types of ids that are hashable and equal to themselves."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -68,6 +76,8 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     """
     forgotten: list[Any] = []
     """Ids, older ones and those of this checkpoint, that no longer count as applied."""
+    id_form: int = 0
+    """:data:`ID_FORM` if all ids of this log, from here on, have that form; 0: as before."""
 
 
 # Tuples in keys are lists after it (:func:`key_of`); values stay encoded.
@@ -138,6 +148,45 @@ def key_of(key: Any) -> Any:
     if isinstance(key, list | tuple):
         return tuple([key_of(part) for part in key])
     return key
+
+
+def id_key(value: Any) -> Any:
+    """Convert an id, or a part of one, to its hashable form, which a log can hold.
+
+    Equal ids have equal forms: maps and sets in any order, and NaN, which is not equal to itself.
+    """
+    kind = type(value)
+    if kind in _PLAIN_ID_TYPES:
+        return value
+    if isinstance(value, list | tuple):
+        return tuple([id_key(part) for part in value])
+    if (kind is float or kind is Decimal) and _is_nan(value):
+        return ("\0nan",)
+    if isinstance(value, dict):
+        return ("\0map", frozenset([(id_key(key), id_key(part)) for key, part in value.items()]))
+    if isinstance(value, set | frozenset):
+        return frozenset(map(id_key, value))
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if is_dataclass(value) and not _is_hashable(value):
+        # One that is hashable is its own id, as in the logs of every release.
+        parts = [id_key(getattr(value, part.name)) for part in fields(value)]
+        return ("\0object", f"{kind.__module__}:{kind.__qualname__}", *parts)
+    return value
+
+
+def _is_hashable(value: Any) -> bool:
+    """True if the value and all its parts have a hash."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_nan(value: float | Decimal) -> bool:
+    """True for NaN, which is not equal to itself; a signaling one of Decimal has no hash."""
+    return value.is_nan() if isinstance(value, Decimal) else value != value
 
 
 def frame(record: Checkpoint) -> bytes:
@@ -267,6 +316,8 @@ class Contents:
     """
     encoded: bool = False
     """True if values stay encoded, which is enough to rewrite the log."""
+    id_form: int = 0
+    """:data:`ID_FORM`, or 0 if an id may have the form of an earlier release."""
 
     def entries(self) -> Iterator[HeldTuple]:
         """The tuples in windows."""
@@ -287,8 +338,10 @@ class Contents:
             self.held.clear()
             self.results.clear()
             self.batches.clear()
+            self.id_form = 0
         if record.rotated:
             self.rotate_ids()
+        self.id_form = record.id_form or self.id_form
         for key in record.removed:
             self.values.pop(key_of(key), None)
         for key, raw in record.values:
@@ -339,7 +392,7 @@ class Contents:
 
         The checkpoints are small, since decoding one holds the interpreter's lock.
         """
-        yield Checkpoint(full=True, windows=self.windows)
+        yield Checkpoint(full=True, windows=self.windows, id_form=self.id_form)
         # The older generation is added like new ids, and then becomes the older one.
         for part in _parts(self.old_ids.items()):
             yield Checkpoint(ids=[(key_hash, tuple_id) for tuple_id, key_hash in part])

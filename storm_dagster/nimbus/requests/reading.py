@@ -381,10 +381,9 @@ class ClusterReader:
         if not isinstance(document, dict):
             # Not written by this release, but readable: it is shown as it is.
             return {"reasons": document}
-        runnable = self.runnable(topology.id)
-        snapshot = self.snapshot(topology.id)
-        explained = explain_document(view, topology, runnable, document, snapshot.down, task)
-        return {**explained, "windows": window_reasons(snapshot)}
+        runnable, snapshot = self.runnable(topology.id), self.snapshot(topology.id)
+        windows = {"windows": window_reasons(snapshot)}
+        return explain_document(view, topology, runnable, document, snapshot.down, task) | windows
 
     def cluster(self) -> dict[str, Any]:
         """Nimbuses, supervisors, and the state of healing."""

@@ -9,7 +9,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import WindowedBolt
 from storm_dagster.core.dataplane.keyed_state import (
     Checkpoint,
-    key_of,
+    id_key,
     stored_key,
 )
 from storm_dagster.model.errors import InvalidTopology, Unavailable
@@ -257,7 +257,8 @@ class StateDriver:
         if places is None:
             return None
         id_places, _ = places
-        return key_of([tup.component, tup.stream, *(tup.values[at] for at in id_places)])
+        values = tup.values
+        return (tup.component, tup.stream, *[id_key(values[at]) for at in id_places])
 
     def defer_ack(self, tup: Tuple) -> None:
         """Defer the ack of a tuple to the next checkpoint.

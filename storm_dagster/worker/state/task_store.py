@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from storm_dagster.api.state import StateChanges
-from storm_dagster.core.dataplane.keyed_state import Checkpoint, Contents, Partitioning
+from storm_dagster.core.dataplane.keyed_state import ID_FORM, Checkpoint, Contents, Partitioning
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.worker.state.log import StateLog
 
@@ -46,6 +46,11 @@ class TaskView:
         """The applied ids."""
         return self._contents.ids
 
+    @property
+    def has_former_ids(self) -> bool:
+        """True if ids may have the form of an earlier release."""
+        return self._contents.id_form != ID_FORM
+
     def is_applied(self, id: str) -> bool:
         """True if the id is applied."""
         return id in self._contents.ids
@@ -74,7 +79,9 @@ class TaskStore(TaskView):
         When this returns, they survive the end of the process; with ``sync`` also a power cut.
         Raises as :meth:`StateLog.append` and :meth:`StateLog.compact`.
         """
+        is_empty = changes.clears or not self._contents.ids
         record = Checkpoint(
+            id_form=ID_FORM if is_empty else 0,
             values=[(key, msgspec.Raw(raw)) for key, raw in changes.values.items()],
             removed=list(changes.removed),
             ids=[(_NO_KEY, id) for id in changes.applied],

@@ -1,0 +1,507 @@
+"""Values for columns of Arrow's types: :func:`arrow_value` is the table of types.
+
+Files of sinks and batches of Spark components have it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from math import isnan
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import types
+
+MAX_DEPTH = 64
+"""Levels of lists and maps in one value, so that a cycle ends with an error."""
+_MIN_INT64 = -(2**63)
+_MAX_INT64 = 2**63 - 1
+_UTC_TIME = pa.timestamp("us", "UTC")
+_DECIMAL = pa.decimal128(38, 18)
+"""Type of a column of decimals without a declared one: 20 digits before the point."""
+_PLAIN: dict[pa.DataType, frozenset[type]] = {
+    pa.bool_(): frozenset((bool,)),
+    pa.int64(): frozenset((int,)),
+    pa.float64(): frozenset((float,)),
+    pa.string(): frozenset((str,)),
+    pa.binary(): frozenset((bytes,)),
+    pa.date32(): frozenset((date,)),
+}
+"""Type -> types of values that Arrow converts exactly, or refuses."""
+_REMEDIES: dict[str, str] = {
+    "time": "make it text with isoformat(), or declare a schema with time64",
+    "timedelta": "make it a number with total_seconds(), or declare a schema with duration",
+    "UUID": "make it text with str()",
+    "set": "make it a list",
+    "frozenset": "make it a list",
+}
+"""Name of a type without a type in files -> the remedy."""
+
+
+def type_name(value: Any) -> str:
+    """Name of the type of a value, with its module unless it is a built-in type."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+# -- types of values -------------------------------------------------------------------------------
+
+
+def inferred_type(value: Any, levels: int = MAX_DEPTH) -> pa.DataType:
+    """The type of a column that has this value; of ``None``, the type ``null``.
+
+    It is one that pyarrow, Spark and DuckDB read as an equal value. Parts whose type cannot be
+    known have the type ``null``, such as the elements of an empty list. Raises ``ValueError`` for a
+    value without such a type.
+    """
+    if value is None:
+        return pa.null()
+    if isinstance(value, Enum):
+        raise ValueError(f"{type_name(value)} is an Enum: write its .name or .value")
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        return pa.int64()
+    if isinstance(value, float):
+        return pa.float64()
+    if isinstance(value, str):
+        return pa.string()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return pa.binary()
+    if isinstance(value, datetime):
+        return pa.timestamp("us") if value.utcoffset() is None else _UTC_TIME
+    if isinstance(value, date):
+        return pa.date32()
+    if isinstance(value, Decimal):
+        return _DECIMAL
+    if isinstance(value, list | tuple | dict):
+        return _inferred_nested(value, levels)
+    remedy = _REMEDIES.get(type(value).__name__, "make it text, a number, a list or a map")
+    raise ValueError(f"files have no type for a value of type {type_name(value)}: {remedy}")
+
+
+def _inferred_nested(value: Any, levels: int) -> pa.DataType:
+    if not levels:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels: make it flatter")
+    if not isinstance(value, dict):
+        return pa.list_(joined_type([inferred_type(part, levels - 1) for part in value]))
+    if not value:
+        # Files have no map without keys.
+        return pa.null()
+    fields: list[pa.Field] = []
+    for key, part in value.items():
+        _check_key(key)
+        if not key:
+            raise ValueError("a key of the map is empty, which DuckDB does not read: name it")
+        fields.append(pa.field(key, inferred_type(part, levels - 1)))
+    names = [field.name for field in fields]
+    if len(distinct_names(names)) < len(names):
+        raise ValueError(
+            "keys of the map differ in upper and lower case only, which Spark does not read: "
+            f"{names}"
+        )
+    return pa.struct(fields)
+
+
+def distinct_names(names: Iterable[str]) -> list[str]:
+    """The names without those that differ from an earlier one in upper and lower case only."""
+    first_names: dict[str, str] = {}
+    for name in names:
+        first_names.setdefault(name.casefold(), name)
+    return list(first_names.values())
+
+
+def _check_key(key: Any) -> None:
+    if not isinstance(key, str):
+        raise ValueError(f"a key of the map is of type {type_name(key)}: make the keys text")
+
+
+def joined_type(value_types: Sequence[pa.DataType]) -> pa.DataType:
+    """The type of a column whose values have these types; of none, ``null``.
+
+    If they do not fit together, the first one decides. Whole numbers and floats are floats.
+    """
+    joined = pa.null()
+    for value_type in value_types:
+        joined = _join(joined, value_type)
+    return joined
+
+
+def _join(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    if types.is_null(one):
+        return other
+    if types.is_int64(one) and types.is_float64(other):
+        return other
+    if types.is_list(one) and types.is_list(other):
+        return pa.list_(_join(one.value_type, other.value_type))
+    if types.is_struct(one) and types.is_struct(other):
+        fields = {field.name: field.type for field in one}
+        for field in other:
+            fields[field.name] = _join(fields.get(field.name, pa.null()), field.type)
+        return pa.struct([(name, fields[name]) for name in distinct_names(fields)])
+    return one
+
+
+def refined_type(known: pa.DataType, value_type: pa.DataType) -> pa.DataType:
+    """The known type, with types of the values instead of ``null``; no other part changes."""
+    if types.is_null(known):
+        return value_type
+    if types.is_list(known) and types.is_list(value_type):
+        return pa.list_(refined_type(known.value_type, value_type.value_type))
+    if types.is_struct(known) and types.is_struct(value_type):
+        new_types = {field.name: field.type for field in value_type}
+        fields = [
+            pa.field(field.name, refined_type(field.type, new_types.get(field.name, pa.null())))
+            for field in known
+        ]
+        return pa.struct(fields)
+    return known
+
+
+def is_open(known: pa.DataType) -> bool:
+    """True if a part of the type is ``null``: it waits for a value."""
+    if types.is_null(known):
+        return True
+    return any(is_open(known.field(index).type) for index in range(known.num_fields))
+
+
+def written_type(known: pa.DataType) -> pa.DataType | None:
+    """The type without its open parts; ``None`` if a file cannot have such a column yet."""
+    if types.is_null(known):
+        return None
+    if types.is_list(known):
+        element = written_type(known.value_type)
+        return None if element is None else pa.list_(element)
+    if types.is_struct(known) and is_open(known):
+        fields = [(field.name, written_type(field.type)) for field in known]
+        kept = [(name, part) for name, part in fields if part is not None]
+        return pa.struct(kept) if kept else None
+    if types.is_struct(known) and not known.num_fields:
+        return None
+    return known
+
+
+# -- values of a type ------------------------------------------------------------------------------
+
+
+def plain_types(arrow_type: pa.DataType) -> frozenset[type]:
+    """Types of values that Arrow converts exactly to this type, or refuses."""
+    return _PLAIN.get(arrow_type, frozenset())
+
+
+def arrow_value(value: Any, arrow_type: pa.DataType) -> Any:
+    """The value for a column of a type, from which a reader gets an equal one.
+
+    Raises ``ValueError`` with reason and remedy if the cast would change it.
+    """
+    if value is None:
+        return None
+    if isinstance(value, Enum):
+        raise ValueError(f"{type_name(value)} is an Enum: write its .name or .value")
+    if written_type(arrow_type) is None:
+        # Raises for a value without a type.
+        inferred_type(value)
+        raise ValueError(
+            f"the type of the parts of {value!r:.40} is not known yet: declare it in schema"
+        )
+    return _conversion_of(arrow_type)(value, arrow_type)
+
+
+@lru_cache(maxsize=1000)
+def _conversion_of(arrow_type: pa.DataType) -> "_Convert":
+    for is_type, convert in _CONVERSIONS:
+        if is_type(arrow_type):
+            return convert
+    return _by_arrow
+
+
+def _misfit(value: Any, arrow_type: pa.DataType) -> ValueError:
+    reason = f"the column is {arrow_type}, and the value is of type {type_name(value)}"
+    return ValueError(f"{reason}: convert it, or declare another type in schema")
+
+
+def _inexact(value: Any, arrow_type: pa.DataType) -> ValueError:
+    reason = f"the column is {arrow_type}, which would change {value!r:.60}"
+    return ValueError(f"{reason}: make it fit, or declare another type in schema")
+
+
+def _boolean(value: Any, arrow_type: pa.DataType) -> Any:
+    if isinstance(value, bool):
+        return value
+    raise _misfit(value, arrow_type)
+
+
+def _whole(value: Any, arrow_type: pa.DataType) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise _misfit(value, arrow_type)
+    bits = arrow_type.bit_width
+    is_signed = types.is_signed_integer(arrow_type)
+    least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
+    # The comparison comes first: it bounds the conversion, and is false for NaN.
+    if not _is_number(value) or not least <= value <= most or value != int(value):
+        raise _inexact(value, arrow_type)
+    return int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return not (value.is_nan() if isinstance(value, Decimal) else isnan(value))
+
+
+def _floating(value: Any, arrow_type: pa.DataType) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise _misfit(value, arrow_type)
+    if isinstance(value, Decimal) and not value.is_finite():
+        return float("nan") if value.is_nan() else float(value)
+    try:
+        number = float(value)
+        if number == value and arrow_type.bit_width < 64:
+            number = pa.array([number], arrow_type)[0].as_py()
+    except OverflowError:
+        raise _inexact(value, arrow_type) from None
+    if number == value or number != number:
+        return number
+    raise _inexact(value, arrow_type)
+
+
+def _decimal(value: Any, arrow_type: pa.DataType) -> Decimal:
+    """All digits; a float has those of its shortest text."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise _misfit(value, arrow_type)
+    number = Decimal(float.__repr__(value)) if isinstance(value, float) else Decimal(value)
+    try:
+        kept = pa.array([number], arrow_type)[0].as_py()
+    except (pa.ArrowException, ValueError, OverflowError):
+        raise _inexact(value, arrow_type) from None
+    if kept != number:
+        raise _inexact(value, arrow_type)
+    return number
+
+
+def _text(value: Any, arrow_type: pa.DataType) -> str:
+    if not isinstance(value, str):
+        raise _misfit(value, arrow_type)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text has half of a surrogate pair: remove or replace it") from None
+    return str.__str__(value)
+
+
+def _binary(value: Any, arrow_type: pa.DataType) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise _misfit(value, arrow_type)
+    content = bytes(value)
+    if types.is_fixed_size_binary(arrow_type) and len(content) != arrow_type.byte_width:
+        raise _inexact(value, arrow_type)
+    return content
+
+
+def _date(value: Any, arrow_type: pa.DataType) -> date:
+    if isinstance(value, datetime) or not isinstance(value, date):
+        raise _misfit(value, arrow_type)
+    return value
+
+
+def _timestamp(value: Any, arrow_type: pa.DataType) -> datetime:
+    """Times with an offset if the type has a zone, else times without one."""
+    if not isinstance(value, datetime):
+        raise _misfit(value, arrow_type)
+    has_offset = value.utcoffset() is not None
+    if has_offset != (arrow_type.tz is not None):
+        offset = "an offset" if has_offset else "no offset"
+        raise ValueError(
+            f"the column is {arrow_type}, and the time has {offset}: "
+            "use times in UTC everywhere, datetime.now(timezone.utc)"
+        )
+    if has_offset:
+        try:
+            value = value.astimezone(timezone.utc)
+        except OverflowError:
+            raise _inexact(value, arrow_type) from None
+    # Python's times have microseconds.
+    return value if arrow_type.unit == "us" else _by_arrow(value, arrow_type)
+
+
+def _time(value: Any, arrow_type: pa.DataType) -> time:
+    if not isinstance(value, time) or value.tzinfo is not None:
+        raise _misfit(value, arrow_type)
+    return _by_arrow(value, arrow_type)
+
+
+def _duration(value: Any, arrow_type: pa.DataType) -> timedelta:
+    if not isinstance(value, timedelta):
+        raise _misfit(value, arrow_type)
+    return _by_arrow(value, arrow_type)
+
+
+def _by_arrow(value: Any, arrow_type: pa.DataType) -> Any:
+    """A value that Arrow converts, if it returns an equal one."""
+    try:
+        kept = pa.array([value], arrow_type)[0].as_py()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"the column is {arrow_type}: {error}") from None
+    # With nanoseconds, Arrow returns a time of pandas.
+    is_same_type = type(kept) is type(value) or isinstance(kept, datetime)
+    if not is_same_type or kept != value:
+        raise _inexact(value, arrow_type)
+    return value
+
+
+def _elements(value: Any, arrow_type: pa.DataType) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise _misfit(value, arrow_type)
+    if types.is_fixed_size_list(arrow_type) and len(value) != arrow_type.list_size:
+        raise _inexact(value, arrow_type)
+    elements: list[Any] = []
+    for index, part in enumerate(value):
+        elements.append(_part(part, arrow_type.value_type, f"[{index}]"))
+    return elements
+
+
+def _structure(value: Any, arrow_type: pa.DataType) -> dict[str, Any]:
+    """A map with the keys of the type; a key that it lacks is null."""
+    if not isinstance(value, dict):
+        raise _misfit(value, arrow_type)
+    part_types = {field.name: field.type for field in arrow_type}
+    parts: dict[str, Any] = {}
+    for key, part in value.items():
+        _check_key(key)
+        if key not in part_types:
+            raise ValueError(f"the schema has no key {key!r} here: declare it in schema")
+        parts[key] = _part(part, part_types[key], f".{key}")
+    return parts
+
+
+def _entries(value: Any, arrow_type: pa.DataType) -> list[tuple[Any, Any]]:
+    """The entries of a map of Arrow, whose keys are of one type."""
+    if not isinstance(value, dict):
+        raise _misfit(value, arrow_type)
+    entries: list[tuple[Any, Any]] = []
+    for key, part in value.items():
+        if key is None:
+            raise _misfit(value, arrow_type)
+        converted_key = arrow_value(key, arrow_type.key_type)
+        entries.append((converted_key, _part(part, arrow_type.item_type, f"[{key!r:.20}]")))
+    return entries
+
+
+def _part(value: Any, arrow_type: pa.DataType, step: str) -> Any:
+    """The value of a part; ``step`` leads to it, for the error."""
+    try:
+        return arrow_value(value, arrow_type)
+    except ValueError as error:
+        raise ValueError(f"at {step}: {error}") from None
+
+
+# -- the short way ---------------------------------------------------------------------------------
+
+
+class _LongWay(Exception):
+    """A value that only :func:`arrow_value` decides about."""
+
+
+@lru_cache(maxsize=1000)
+def fast_converter(arrow_type: pa.DataType) -> Callable[[Any], Any]:
+    """A function as :func:`arrow_value` of a type, fast for values that fit as they are."""
+    convert = _short_way(arrow_type)
+
+    def converter(value: Any) -> Any:
+        try:
+            return convert(value)
+        except _LongWay:
+            return arrow_value(value, arrow_type)
+
+    return converter
+
+
+def _short_way(arrow_type: pa.DataType) -> Callable[[Any], Any]:
+    """A function that returns a value that fits as it is.
+
+    It raises :class:`_LongWay` for others.
+    """
+    if types.is_list(arrow_type) and not is_open(arrow_type):
+        return _short_list(_short_way(arrow_type.value_type))
+    if types.is_struct(arrow_type) and not is_open(arrow_type):
+        return _short_map({field.name: _short_way(field.type) for field in arrow_type})
+    if types.is_string(arrow_type):
+        return _short_text
+    if types.is_int64(arrow_type):
+        return _short_whole
+    if arrow_type == _UTC_TIME:
+        return _short_time(timezone.utc)
+    if arrow_type == pa.timestamp("us"):
+        return _short_time(None)
+    own_types = (type(None), *plain_types(arrow_type))
+
+    def plain(value: Any) -> Any:
+        if type(value) in own_types and not types.is_null(arrow_type):
+            return value
+        raise _LongWay
+
+    return plain
+
+
+def _short_text(value: Any) -> Any:
+    # Text beyond ASCII may have halves of surrogate pairs.
+    if value is None or (type(value) is str and value.isascii()):
+        return value
+    raise _LongWay
+
+
+def _short_whole(value: Any) -> Any:
+    if value is None or (type(value) is int and _MIN_INT64 <= value <= _MAX_INT64):
+        return value
+    raise _LongWay
+
+
+def _short_time(zone: timezone | None) -> Callable[[Any], Any]:
+    def convert_time(value: Any) -> Any:
+        if value is None or (type(value) is datetime and value.tzinfo is zone):
+            return value
+        raise _LongWay
+
+    return convert_time
+
+
+def _short_list(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def convert_list(value: Any) -> Any:
+        if type(value) is not list:
+            raise _LongWay
+        return [convert(part) for part in value]
+
+    return convert_list
+
+
+def _short_map(convert_of: Mapping[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def convert_map(value: Any) -> Any:
+        if type(value) is not dict or not convert_of.keys() >= value.keys():
+            raise _LongWay
+        return {key: convert_of[key](part) for key, part in value.items()}
+
+    return convert_map
+
+
+_Convert = Callable[[Any, pa.DataType], Any]
+_CONVERSIONS: list[tuple[Callable[[pa.DataType], bool], _Convert]] = [
+    (types.is_string, _text),
+    (types.is_integer, _whole),
+    (types.is_floating, _floating),
+    (types.is_boolean, _boolean),
+    (types.is_list, _elements),
+    (types.is_struct, _structure),
+    (types.is_timestamp, _timestamp),
+    (types.is_decimal, _decimal),
+    (types.is_binary, _binary),
+    (types.is_date, _date),
+    (types.is_time, _time),
+    (types.is_duration, _duration),
+    (types.is_large_string, _text),
+    (types.is_large_binary, _binary),
+    (types.is_fixed_size_binary, _binary),
+    (types.is_large_list, _elements),
+    (types.is_fixed_size_list, _elements),
+    (types.is_map, _entries),
+]
+"""(test of a type, function that converts a value to it)."""
