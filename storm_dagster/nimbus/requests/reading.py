@@ -12,7 +12,7 @@ import httpx
 from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.diagnosis import diagnose
 from storm_dagster.core.reassignment import Runnable
-from storm_dagster.core.snapshot.cluster import SupervisorSnapshot, supervisors_of
+from storm_dagster.core.snapshot.cluster import supervisors_of
 from storm_dagster.core.snapshot.topology import TopologySnapshot, snapshot_topology
 from storm_dagster.core.upgrade.selection import UpgradeSnapshot
 from storm_dagster.model import paths
@@ -24,6 +24,7 @@ from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuery
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.cluster_rows import nimbus_row, supervisor_row
 from storm_dagster.nimbus.requests.event_pulls import users_of_events
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.starting import StartingTopologies
@@ -381,9 +382,10 @@ class ClusterReader:
         if not isinstance(document, dict):
             # Not written by this release, but readable: it is shown as it is.
             return {"reasons": document}
-        runnable, snapshot = self.runnable(topology.id), self.snapshot(topology.id)
-        windows = {"windows": window_reasons(snapshot)}
-        return explain_document(view, topology, runnable, document, snapshot.down, task) | windows
+        runnable = self.runnable(topology.id)
+        snapshot = self.snapshot(topology.id)
+        explained = explain_document(view, topology, runnable, document, snapshot.down, task)
+        return {**explained, "windows": window_reasons(snapshot)}
 
     def cluster(self) -> dict[str, Any]:
         """Nimbuses, supervisors, and the state of healing."""
@@ -394,7 +396,7 @@ class ClusterReader:
         return {
             "cluster_id": view.cluster_id,
             "nimbuses": self._nimbuses(),
-            "supervisors": [_supervisor_row(supervisor) for supervisor in supervisors],
+            "supervisors": [supervisor_row(supervisor) for supervisor in supervisors],
             "healer": healer is not None,
             "alarm": _alarm_of(healer) or self._nimbus.alarm,
             "corrupt": dict(view.corrupt),
@@ -472,7 +474,7 @@ class ClusterReader:
         nimbus = self._nimbus
         leader = nimbus.leadership.current()
         rows = [
-            _nimbus_row(address, False, detail)
+            nimbus_row(address, False, detail)
             for address, detail in sorted(nimbus.leadership.followers().items())
             if address != leader
         ]
@@ -486,7 +488,7 @@ class ClusterReader:
                 detail: Mapping[str, Any] = self.health()
             else:
                 detail = self._read_health(record.http)
-            rows.insert(0, _nimbus_row(leader, True, {**detail, "http": record.http}))
+            rows.insert(0, nimbus_row(leader, True, {**detail, "http": record.http}))
         return rows
 
     def _read_health(self, http: str) -> Mapping[str, Any]:
@@ -512,39 +514,3 @@ def _alarm_of(healer: bytes | None) -> str | None:
     except (ValueError, AttributeError):
         return None
     return reason if isinstance(reason, str) else None
-
-
-def _supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
-    info = supervisor.info
-    return {
-        "id": supervisor.id,
-        "host": info.host,
-        "ports": info.ports,
-        "used": supervisor.used,
-        "uptime_secs": supervisor.uptime_secs,
-        "version": info.version,
-        "http": info.http,
-        "blacklisted": supervisor.blacklisted,
-    }
-
-
-def _nimbus_row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
-    """Row of a nimbus.
-
-    ``detail`` is the registration of a follower, which has the time of its start, or the health of
-    the leader, which has its uptime.
-    """
-    host, _, port = address.rpartition(":")
-    uptime_secs = detail.get("uptime_secs")
-    started_secs = detail.get("started_secs")
-    if uptime_secs is None and isinstance(started_secs, int):
-        uptime_secs = max(0, int(time.time()) - started_secs)
-    return {
-        "host": host,
-        "port": int(port) if port.isdecimal() else None,
-        "http": detail.get("http"),
-        "leader": leader,
-        "uptime_secs": uptime_secs,
-        "version": detail.get("version"),
-        "missing": detail.get("missing"),
-    }
