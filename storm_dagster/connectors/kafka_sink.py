@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.connectors.json_text import type_name
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Rejected, Row, write_or_reject
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.json_text import type_name
 
 _SECS = 30.0
 """Maximum wait for a response of the brokers, after which the batch is retried."""

@@ -388,14 +388,16 @@ class KafkaSource(Source):
 
     def _record_of(self, name: str, message: Any) -> SourceRecord:
         kind, at_ms = message.timestamp()
+        headers = message.headers() or ()
         return SourceRecord(
             message.value(),
             name,
             after=message.offset() + 1,
             key=message.key(),
             at_ms=at_ms if kind else None,
-            headers=dict(message.headers() or ()),
+            headers=dict(headers),
             topic_id=self._read_ids.get(name),
+            header_list=headers,
         )
 
     def _pause(self, full: set[str]) -> None:

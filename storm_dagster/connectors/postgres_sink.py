@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from storm_dagster.connectors.json_text import NoJsonForm, json_text, type_name
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Rejected, Retry, Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.json_text import NoJsonForm, json_text, type_name
 
 _MIN_MISFITS = 10
 """Number of rows, all of which do not fit, from which on the table is at fault."""

@@ -8,22 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import msgspec
-
 from storm_dagster.api.spouts import Spout
+from storm_dagster.connectors.decoding import OnNull, decoder_of, tuple_of
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import SPAN, OpenRecord, Retries, SourceRecord, Tracker
-from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import reader_of
 
-_from_json = msgspec.json.Decoder().decode
-# ``decode`` of a spout -> conversion of a record's value. A source may return decoded values, such
-# as the maps of a CSV file: only bytes, and for JSON text, are converted.
-_DECODERS: dict[str, Callable[[Any], Any]] = {
-    "json": lambda raw: _from_json(raw) if type(raw) is bytes or type(raw) is str else raw,
-    "text": lambda raw: raw.decode() if type(raw) is bytes else raw,
-    "none": lambda raw: raw,
-}
 _MISSING = object()
 """Stands for a position that was never committed, since ``None`` may be a position."""
 _BATCH = 500
@@ -46,6 +37,10 @@ _MAX_LAGS = 100
 
 _LETTER_FIELDS = ("partition", "after", "key", "headers", "value", "at_ms")
 """Fields of a record that its dead letter contains."""
+
+
+class UnreadableRecord(ValueError):
+    """Record of a source without a tuple; the message names its place, such as file and line."""
 
 
 class _Undecoded:
@@ -73,7 +68,14 @@ class SourceSpout(Spout):
     """Conversion of a record's value to a tuple.
 
     With one output field the decoded value is emitted, with several its entries of these names. A
-    record that cannot be decoded becomes a dead letter at once.
+    record that cannot be decoded, or whose value does not have these fields, becomes a dead letter
+    at once.
+    """
+    on_null: ClassVar[OnNull] = "emit"
+    """Handling of a record whose decoded value is ``None``: JSON's ``null``, a tombstone of Kafka.
+
+    ``"emit"``: it is a value, ``None``; with several output fields it does not have them, and is a
+    dead letter. ``"skip"``: it is dropped. ``"dead_letter"``: it becomes a dead letter at once.
     """
     max_open: ClassVar[int] = 1000
     """Maximum number of open records per partition.
@@ -113,8 +115,7 @@ class SourceSpout(Spout):
 
         Partitions are assigned at the first ``next_tuple``, when their earlier reader has closed.
         """
-        decode = type(self).decode
-        self._decode = _DECODERS[decode] if isinstance(decode, str) else decode
+        self._decode = decoder_of(type(self).decode)
         self._fields: list[str] = context.output_fields() if context.streams else []
         self._tracker = Tracker(self.max_open, self.retries)
         self._store: Any = None
@@ -246,35 +247,45 @@ class SourceSpout(Spout):
 
         An error makes the record a dead letter. Override it to use key, headers or time.
         """
-        decoded = self._decode(record.value)
-        if len(self._fields) == 1:
-            return [decoded]
-        if isinstance(decoded, Mapping):
-            return [decoded[name] for name in self._fields]
-        return decoded
+        return tuple_of(self._decode(record.value), self._fields, self.on_null)
 
     def _emit_record(self, open_record: OpenRecord) -> bool:
         """Emit the tuple of a record. False if it has none, and is finished or a dead letter.
 
-        If the emit raises, the record is retried, and the result is true.
+        If the emit fails for a reason outside of the record, the record is retried, and the result
+        is true.
         """
+        record = open_record.record
         try:
-            values = self.values(open_record.record)
+            if record.error:
+                raise UnreadableRecord(record.error)
+            values = self.values(record)
         except Exception as error:
-            # A retry would fail, too. The tracker counts the try, and retries the record if the
-            # next line does not finish it.
-            self._tracker.fail(open_record, time.monotonic())
-            self._handle_poison(open_record, error)
+            self._reject(open_record, error)
             return False
         if values is None:
             self._finish(open_record)
             return False
         try:
             self.emit(values, open_record)
+        except InvalidRequest as error:
+            # The values do not fit the stream.
+            self._reject(open_record, error)
+            return False
         except Exception as error:
             self.raise_exception(error)
             self._handle_failure(open_record, error)
         return True
+
+    def _reject(self, open_record: OpenRecord, error: Exception) -> None:
+        """Handle a record without a tuple as poison at once: a retry would fail, too."""
+        record = open_record.record
+        if record.line is not None and not record.error:
+            place = f"{record.partition}, line {record.line}"
+            error = UnreadableRecord(f"{place}: {type(error).__name__}: {error}")
+        # The tracker counts the try, and retries the record if the next line does not finish it.
+        self._tracker.fail(open_record, time.monotonic())
+        self._handle_poison(open_record, error)
 
     # -- acks and failures -------------------------------------------------------------------------
 
@@ -312,9 +323,10 @@ class SourceSpout(Spout):
         elif not open_record.reported:
             open_record.reported = True
             span = SPAN * self._tracker.max_open
+            reason = f" ({error})" if error is not None else ""
             self.raise_exception(
                 RuntimeError(
-                    f"{open_record} failed {open_record.tries} times and is retried permanently: "
+                    f"{open_record} failed {open_record.tries} times{reason} and is retried permanently: "
                     f"its partition stops {span} records after it "
                     "(on_poison of the source is block)"
                 )
@@ -328,6 +340,10 @@ class SourceSpout(Spout):
         """
         source_record = open_record.record
         fields = {name: getattr(source_record, name) for name in _LETTER_FIELDS}
+        if source_record.line is not None:
+            fields["line"] = source_record.line
+        if len(source_record.header_list) > len(source_record.headers):
+            fields["header_list"] = source_record.header_list
         if error is not None:
             values: list[Any] = [_Undecoded(source_record.value)]
         else:
@@ -483,4 +499,6 @@ def _as_text(value: Any) -> Any:
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, dict):
         return {key: _as_text(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_text(member) for member in value]
     return value
