@@ -5,12 +5,12 @@ It has retries, dead letters, committed positions and lag.
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from storm_dagster.api.spouts import Spout
 from storm_dagster.connectors.decoding import OnNull, decoder_of, tuple_of
-from storm_dagster.connectors.sources import Lag, Source
+from storm_dagster.connectors.sources import Lag, LostPosition, Source
 from storm_dagster.connectors.tracking import SPAN, OpenRecord, Retries, SourceRecord, Tracker
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import reader_of
@@ -124,6 +124,8 @@ class SourceSpout(Spout):
         """Partitions that this task reads; ``None``: not assigned yet, or closed."""
         self._missing_since: dict[str, float] = {}
         """Partition that no longer exists -> time when it was first missing."""
+        self._unidentified: set[str] = set()
+        """Partitions whose stored position has no identity: the next commits store it."""
         self._committed: dict[str, Any] = {}
         """Partition -> position that was stored last, so that only changes are stored."""
         self._finished_handles: list[Any] = []
@@ -214,10 +216,35 @@ class SourceSpout(Spout):
             # An empty list is that of a queue, whose records have the partition "".
             if partitions:
                 self._release_removed(own_partitions)
-            source.assign({name: stored.get(name) for name in sorted(own_partitions)})
+            source.assign({name: self._resume(name) for name in sorted(own_partitions)})
             self._own_partitions = own_partitions
+            self._unidentified = self._without_identity(own_partitions)
         for name in stored.keys() - own_partitions:
             self._missing_since[name] = missing_since.get(name, now)
+
+    def _resume(self, name: str) -> Any:
+        """Position from which the source reads a partition; ``None``: its beginning.
+
+        A position that is of another partition is reported, and lost.
+        """
+        position = None if self._store is None else self._store.current.get(name)
+        if position is None:
+            return None
+        try:
+            return self._source.resume(name, position, self._store.identities.get(name))
+        except LostPosition as error:
+            self._report_error(error)
+            return None
+
+    def _without_identity(self, names: Collection[str]) -> set[str]:
+        """Partitions of which a position is stored, and no identity."""
+        if self._store is None:
+            return set()
+        return {
+            name
+            for name in names
+            if name in self._store.current and name not in self._store.identities
+        }
 
     def _release_removed(self, own_partitions: frozenset[str]) -> None:
         """Drop the open records of partitions that are no longer among these."""
@@ -419,16 +446,31 @@ class SourceSpout(Spout):
         for name, since in self._missing_since.items():
             if now - since >= self._source.forget_secs:
                 expired.append(name)
-        if not changed and not expired:
+        identities = self._identities_of(changed)
+        if not changed and not expired and not identities:
             return
         try:
-            self._store.save(changed, expired)
+            self._store.save(changed, expired, identities)
         except Exception:
             # The next refresh reopens it.
             self._store.close()
             self._store = None
             self._next_refresh = 0.0
             raise
+
+    def _identities_of(self, changed: Collection[str]) -> dict[str, Any]:
+        """Identities of partitions whose positions change, and of some that have none stored."""
+        names = [*changed]
+        for _ in range(min(_BATCH, len(self._unidentified))):
+            name = self._unidentified.pop()
+            if name in self._store.current and name not in changed:
+                names.append(name)
+        identities: dict[str, Any] = {}
+        for name in names:
+            identity = self._call_and_report(self._source.identity, name)
+            if identity is not None:
+                identities[name] = identity
+        return identities
 
     def _report_lag(self) -> None:
         """Report the metrics of the lag; none if the source knows no lag yet."""
