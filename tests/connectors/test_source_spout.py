@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from storm_dagster.connectors import (
     source_spout,
 )
 from storm_dagster.model.errors import InvalidTopology, Unavailable
+from storm_dagster.model.values import decode_value
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.state.storage import Positions
@@ -278,6 +280,18 @@ def test_null_and_tombstones_follow_on_null(
         written = harness.run().dead_letters
     assert World.seen == seen and len(written) == letters
     assert all("on_null of the spout is dead_letter" in letter["error"] for letter in written)
+
+
+def test_a_dead_letter_shows_nan_as_text_and_keeps_the_value(tmp_path: Path) -> None:
+    World.reset(a=[b"1"])
+    World.bad = {"bad"}
+    values = ["bad", float("nan"), [None, float("inf")], "\udc80"]
+    fit = {"values": lambda self, record: values, "outputs": ["a", "b", "c", "d"]}
+    with TopologyHarness(topology(OnLoop(), **fit), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: World.committed.get("a") == 1)
+        (letter,) = harness.run().dead_letters
+    assert letter["values"] == ["bad", "nan", [None, "inf"], "\\udc80"]
+    assert repr(decode_value(base64.b64decode(letter["raw"]))) == repr(values)
 
 
 @dataclass

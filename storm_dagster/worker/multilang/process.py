@@ -19,9 +19,8 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
-
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.json_text import InvalidJson, decode_json, encode_converted
 
 _log = logging.getLogger("storm_dagster.component")
 
@@ -33,8 +32,6 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # if the worker was killed. Python 3.10 would have to run code between fork and exec for that.
 _GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
 _PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-_encode = msgspec.json.Encoder(enc_hook=str).encode
-_decode = msgspec.json.Decoder().decode
 
 
 def read_message(stream: IO[bytes]) -> Any:
@@ -56,8 +53,8 @@ def read_message(stream: IO[bytes]) -> Any:
             raise ValueError(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
     text = b"".join(lines)
     try:
-        return _decode(text)
-    except msgspec.MsgspecError as error:
+        return decode_json(text)
+    except InvalidJson as error:
         raise ValueError(f"{text[:200]!r} is not valid JSON: {error}") from None
 
 
@@ -126,8 +123,11 @@ class ShellProcess:
         threading.Thread(target=target, args=(pipe,), name=name, daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue a message for the program; any thread."""
-        self._outgoing.put(_encode(message) + b"\nend\n")
+        """Queue a message for the program; any thread.
+
+        Raises :class:`NoJsonForm` for NaN, infinities and half of a surrogate pair in it.
+        """
+        self._outgoing.put(encode_converted(message, str) + b"\nend\n")
 
     def unwritten(self) -> int:
         """Return the number of messages that wait to be written."""
@@ -148,7 +148,7 @@ class ShellProcess:
 
     def send_task_ids(self, tasks: list[int]) -> None:
         """Queue the response to an emit; any thread."""
-        self._task_ids.append(_encode(tasks) + b"\nend\n")
+        self._task_ids.append(encode_converted(tasks, str) + b"\nend\n")
         # Wakes the writer.
         self._outgoing.put(b"")
 
