@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from storm_dagster.model.json_text import decode_json
+from storm_dagster.model.json_values import decode_json
 
 OnNull = Literal["emit", "skip", "dead_letter"]
 """Handling of a record whose decoded value is ``None``."""

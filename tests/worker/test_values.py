@@ -33,7 +33,7 @@ from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.groupings import fields_chooser, stable_hash
-from storm_dagster.model.json_text import encode_converted
+from storm_dagster.model.json_values import encode_converted
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.values import UnreadableValue, decode_value, encode_value, register_classes
 from storm_dagster.model.wire import MAX_FRAME_BYTES, decode_frame

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.json_text import InvalidJson, decode_json, encode_converted
+from storm_dagster.model.json_values import InvalidJson, decode_json, encode_converted
 
 _log = logging.getLogger("storm_dagster.component")
 

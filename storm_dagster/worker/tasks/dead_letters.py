@@ -14,7 +14,7 @@ import msgspec
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.core.dataplane.acking import BoundedMap, PendingMap
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
-from storm_dagster.model.json_text import shown_json
+from storm_dagster.model.json_values import shown_json
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.model.values import copy_value, decode_value, encode_value
 from storm_dagster.model.wire import DeadLetterQuery
