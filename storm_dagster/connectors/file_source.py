@@ -195,13 +195,18 @@ class FileSource(Source):
         if known is None:
             self._versions[partition] = self._listed[partition]
             return position
-        change = self._change_of(partition, known)
+        try:
+            change = self._change_of(partition, known)
+            if change == "appended" and position == _END:
+                position = self._rows_before(partition, known)
+        except Exception as error:
+            # It stops no other file. The next list of files notices the change.
+            self._changes.append(_unreadable(partition, error))
+            change = "same"
         if change == "replaced":
             _log.info("file %s was replaced: it is read from its beginning", partition)
             return None
         self._versions[partition] = known
-        if change == "appended" and position == _END:
-            return self._rows_before(partition, known)
         return position
 
     def identity(self, partition: str) -> Any:

@@ -144,6 +144,32 @@ def test_a_file_that_is_replaced_while_it_is_read_begins_again(tmp_path: Path) -
         assert harness.errors == []
 
 
+def test_a_file_that_cannot_be_compared_stops_no_other_and_is_compared_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = FileSource(f"{tmp_path}/*.jsonl")
+    state = tmp_path / "state"
+    for name in ("a", "b"):
+        replace(tmp_path / f"{name}.jsonl", b"1\n2\n", 1000)
+    with TopologyHarness(reading(source), state_dir=state) as harness:
+        run_until(harness, is_read(harness, 1, 2, 1, 2))
+    replace(tmp_path / "a.jsonl", b"5\n6\n", 2000)
+    append(tmp_path / "b.jsonl", b"3\n")
+    read_head = FileSource._read_head
+
+    def refuse(self: FileSource, name: str, count: int) -> bytes:
+        if name.endswith("a.jsonl"):
+            raise OSError("refused")
+        return read_head(self, name, count)
+
+    monkeypatch.setattr(FileSource, "_read_head", refuse)
+    with TopologyHarness(reading(source), state_dir=state) as harness:
+        run_until(harness, lambda: SEEN == [[3]] and harness.errors)
+        assert "a.jsonl cannot be read: OSError: refused" in str(harness.errors[0][1])
+        monkeypatch.setattr(FileSource, "_read_head", read_head)
+        run_until(harness, lambda: SEEN == [[3], [5], [6]])
+
+
 def test_positions_without_identities_count_and_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
