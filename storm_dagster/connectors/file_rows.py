@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MAX_EXCERPT = 1 << 16
 """Maximum number of characters that are kept of a record that cannot be read."""
@@ -20,7 +22,7 @@ ShortRows = Literal["reject", "none"]
 """Handling of a row of CSV that has fewer fields than the header."""
 
 
-class FileRow(NamedTuple):
+class FileRow(msgspec.Struct, frozen=True, gc=False):
     """One record of a file."""
 
     value: Any
@@ -136,6 +138,10 @@ def _rows_of_text(text_file: io.TextIOWrapper, options: TextOptions) -> Iterator
             # An empty line.
             continue
         text = lines[0] if len(lines) == 1 else "".join(lines)
+        if header is not None and len(row) == len(header) and not error and text.isascii():
+            # The usual row: without the checks below it costs a third less.
+            yield FileRow(dict(zip(header, row, strict=True)), number)
+            continue
         error = _undecoded(text, options.encoding) or error
         if header is not None:
             yield _csv_row(header, row, number, text, error, options.short_rows)
