@@ -271,8 +271,8 @@ class KafkaSource(Source):
             self._errors.append(
                 RuntimeError(
                     f"topic {topic!r} is compacted now: Kafka may delete records that are not read "
-                    "yet, when a later one has their key, and writes tombstones, on which on_null of the spout "
-                    "decides. Set its cleanup.policy to delete if all records are needed"
+                    "yet, when a later one has their key, and writes tombstones, on which on_null "
+                    "of the spout decides. Set its cleanup.policy to delete if all are needed"
                 )
             )
 

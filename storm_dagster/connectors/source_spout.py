@@ -353,8 +353,8 @@ class SourceSpout(Spout):
             reason = f" ({error})" if error is not None else ""
             self.raise_exception(
                 RuntimeError(
-                    f"{open_record} failed {open_record.tries} times{reason} and is retried permanently: "
-                    f"its partition stops {span} records after it "
+                    f"{open_record} failed {open_record.tries} times{reason} and is retried "
+                    f"permanently: its partition stops {span} records after it "
                     "(on_poison of the source is block)"
                 )
             )

@@ -43,7 +43,7 @@ _PUBLISH_SECS = 10.0
 _IDENTITY = "\0identity"
 """End of the key of a partition's identity, in the log of positions.
 
-Earlier releases take it for a partition that is gone.
+Earlier releases take it for a partition that is gone (docs/decisions.md#positions).
 """
 Publish = Callable[[str, tuple[int, int], str, bool], "Future[None]"]
 """(key in ``StateHome.openings``, opening, host, is_local).
