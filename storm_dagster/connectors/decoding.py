@@ -1,12 +1,21 @@
 """Values of a tuple, from the value of a source's record. All functions are pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.json_values import decode_json
 
 OnNull = Literal["emit", "skip", "dead_letter"]
 """Handling of a record whose decoded value is ``None``."""
+
+
+def check_on_null(spout: str, on_null: str) -> None:
+    """Raise :class:`InvalidTopology` if a spout of that name has another ``on_null``."""
+    if on_null not in get_args(OnNull):
+        raise InvalidTopology(
+            f'on_null of {spout} is {on_null!r}: make it "emit", "skip" or "dead_letter"'
+        )
 
 
 class WrongShape(ValueError):
@@ -53,7 +62,8 @@ def tuple_of(decoded: Any, fields: Sequence[str], on_null: OnNull) -> Sequence[A
         raise WrongShape("its value is null, and on_null of the spout is dead_letter")
     if len(fields) == 1:
         return [decoded]
-    if isinstance(decoded, Mapping):
+    # The check of an abstract class costs more than all else here.
+    if type(decoded) is dict or isinstance(decoded, Mapping):
         try:
             return [decoded[name] for name in fields]
         except KeyError:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from storm_dagster.api.spouts import Spout
-from storm_dagster.connectors.decoding import OnNull, decoder_of, tuple_of
+from storm_dagster.connectors.decoding import OnNull, check_on_null, decoder_of, tuple_of
 from storm_dagster.connectors.sources import Lag, LostPosition, Source
 from storm_dagster.connectors.tracking import SPAN, OpenRecord, Retries, SourceRecord, Tracker
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
@@ -108,6 +108,7 @@ class SourceSpout(Spout):
     def _require_kind(cls) -> str:
         if not hasattr(cls, "source"):
             raise InvalidTopology(f"{cls.__name__} has no source: set source = ... in its class")
+        check_on_null(cls.__name__, cls.on_null)
         return super()._require_kind()
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:

@@ -591,3 +591,8 @@ def test_a_function_decodes_and_fields_are_taken_by_name() -> None:
 def test_a_spout_without_a_source_is_refused() -> None:
     with pytest.raises(InvalidTopology, match="has no source"):
         SourceSpout.spec(outputs=["n"])
+
+
+def test_an_on_null_that_means_nothing_is_refused() -> None:
+    with pytest.raises(InvalidTopology, match="on_null of Reads is 'drop': make it"):
+        topology(OnLoop(), on_null="drop")
