@@ -9,7 +9,7 @@ import bz2
 import io
 import lzma
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 _CHUNK_BYTES = 1 << 16
@@ -155,7 +155,7 @@ def open_decompressed(file: Any, compression: str | None) -> Any:
         return _only_member_of_zip(file)
     from fsspec.compression import compr
 
-    codecs: Mapping[str, Any] = compr
+    codecs: Any = compr
     return codecs[compression](file, mode="rb")
 
 

@@ -110,7 +110,7 @@ class CleanupPolicies:
     def __init__(self, kafka: Any, admin: Any, topics: Sequence[str]) -> None:
         """Keep the admin client; ``kafka`` is the module of the client library."""
         self._kafka = kafka
-        self._admin = admin
+        self._admin: Any = admin
         self._topics = sorted(set(topics))
         self._is_compacted: dict[str, bool] = {}
         """Topic -> True if it was compacted at the last response."""
@@ -143,9 +143,8 @@ class CleanupPolicies:
 
     def read(self) -> dict[str, str]:
         """Topic -> policy, of topics whose policy the brokers return; it waits, for up to 2 s."""
-        from confluent_kafka.admin import ConfigResource
-
-        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in self._topics]
+        kind = self._kafka.admin.ConfigResource
+        resources = [kind(kind.Type.TOPIC, name) for name in self._topics]
         policies: dict[str, str] = {}
         # Without the right to describe configurations the policy is unknown, which is no error.
         with suppress(self._kafka.KafkaException):

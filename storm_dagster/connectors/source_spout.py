@@ -228,11 +228,11 @@ class SourceSpout(Spout):
 
         A position that is of another partition is reported, and lost.
         """
-        position = None if self._store is None else self._store.current.get(name)
-        if position is None:
+        store = self._store
+        if store is None or store.current.get(name) is None:
             return None
         try:
-            return self._source.resume(name, position, self._store.identities.get(name))
+            return self._source.resume(name, store.current[name], store.identities.get(name))
         except LostPosition as error:
             self._report_error(error)
             return None

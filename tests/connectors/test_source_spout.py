@@ -359,6 +359,7 @@ def test_what_is_skipped_or_not_decoded_takes_no_turn(
 
     def values(self: SourceSpout, record: SourceRecord) -> Any:
         found = SourceSpout.values(self, record)
+        assert found is not None
         return None if found[0] % 1000 else found
 
     source: Any = make()
