@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from storm_dagster.connectors.settings import client_settings
     from storm_dagster.connectors.sinks import Rejected, Retry, Row, Sink, SinkBolt
     from storm_dagster.connectors.source_spout import SourceSpout
-    from storm_dagster.connectors.sources import Lag, Source
+    from storm_dagster.connectors.sources import Lag, LostPosition, Source
     from storm_dagster.connectors.tracking import PartitionEnd, Retries, SourceRecord
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "KafkaSink",
     "KafkaSource",
     "Lag",
+    "LostPosition",
     "PartitionEnd",
     "PostgresSink",
     "Rejected",
@@ -45,6 +46,7 @@ _MODULES = {
     "KafkaSink": "storm_dagster.connectors.kafka_sink",
     "KafkaSource": "storm_dagster.connectors.kafka_source",
     "Lag": "storm_dagster.connectors.sources",
+    "LostPosition": "storm_dagster.connectors.sources",
     "PartitionEnd": "storm_dagster.connectors.tracking",
     "PostgresSink": "storm_dagster.connectors.postgres_sink",
     "Rejected": "storm_dagster.connectors.sinks",

@@ -11,8 +11,8 @@ from pyarrow import parquet, types
 
 from storm_dagster.api.arrow_values import fast_converter, plain_types, written_type
 from storm_dagster.connectors.json_rows import json_bytes, json_lines
-from storm_dagster.connectors.json_text import NoJsonForm, type_name
 from storm_dagster.connectors.sinks import Rejected
+from storm_dagster.model.json_text import NoJsonForm, type_name
 
 _Rows = Sequence[Mapping[str, Any]]
 NESTED_TYPES = (list, tuple, dict, bytes, bytearray, set, frozenset)

@@ -1,19 +1,42 @@
 """Files as a source, on disks and in every file system of fsspec."""
 
-import csv
 import io
+import logging
 import re
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
+import msgspec
+
+from storm_dagster.connectors.compressed import FirstBytes, open_decompressed
+from storm_dagster.connectors.file_rows import (
+    FileRow,
+    ShortRows,
+    TextOptions,
+    csv_rows,
+    line_rows,
+    parquet_rows,
+)
+from storm_dagster.connectors.file_versions import (
+    HEAD_BYTES,
+    Change,
+    FileVersion,
+    change_of,
+    hash_of,
+    listed_version,
+    stored_version,
+)
 from storm_dagster.connectors.settings import assets_of, client_settings, file_system
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
 from storm_dagster.model.errors import InvalidTopology
 
+_log = logging.getLogger(__name__)
 _END = "end"
 """Position of a file that was read."""
 _KINDS = {
@@ -22,6 +45,7 @@ _KINDS = {
     "txt": "lines",
     "log": "lines",
     "csv": "csv",
+    "tsv": "csv",
     "parquet": "parquet",
 }
 """Ending of a file's name -> its format."""
@@ -29,48 +53,66 @@ _MAX_FILES = 8
 """Maximum number of files that one read takes records from."""
 _RETRY_SECS = 10.0
 """Pause before a file that could not be read is tried once more."""
-_TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated")
-"""Names of the time of the last modification, in the different file systems."""
 
 
 class FileSource(Source):
     """The records of all files that match a pattern.
 
     ``path`` is a pattern such as ``/in/*.jsonl`` or ``s3://bucket/in/*.csv``. Each file is a
-    partition, and is read once, by its name. A late file is read regardless of its time; records
-    that are appended to a file later are not read. So write a file under another name, and rename
-    it when it is complete; names that begin with ``.`` or ``_`` are not read. A name may be reused
-    after the file was missing for a week.
+    partition, and is read once. A late file is read regardless of its time. Records that are
+    appended to a file later are read, and a file that is replaced under its name is a new file: its
+    ETag, or its size, time and first bytes tell. So write a file under another name, and rename it
+    when it is complete; names that begin with ``.`` or ``_`` are not read.
 
     ``format``: ``"lines"`` gives bytes (JSONL, text), ``"csv"`` and ``"parquet"`` a map from column
-    names; by default it follows from the name. ``.gz`` and the like are decompressed. Keys of the
-    conf that begin with ``files.`` are settings of fsspec's file system.
+    names; by default it follows from the name. ``.gz`` and the like are decompressed. ``encoding``
+    is that of lines and CSV; lines of another one than UTF-8 are text. ``delimiter`` is that of
+    CSV, a comma by default, in ``.tsv`` a tab. ``short_rows="none"`` fills a row of CSV that has
+    fewer fields than the header with ``None``; by default it is a dead letter, as is a longer one.
+    Keys of the conf that begin with ``files.`` are settings of fsspec's file system.
     """
 
     refresh_secs: ClassVar[float] = 5.0
 
     def __init__(
-        self, path: str, *, format: Literal["lines", "csv", "parquet"] | None = None
+        self,
+        path: str,
+        *,
+        format: Literal["lines", "csv", "parquet"] | None = None,
+        encoding: str = "utf-8",
+        delimiter: str | None = None,
+        short_rows: ShortRows = "reject",
     ) -> None:
-        file_format = format or _format_of(path)
+        ending = _ending_of(path)
+        file_format = format or _KINDS.get(ending)
         if file_format not in set(_KINDS.values()):
             raise InvalidTopology(
                 f'the format of {path!r} is not known: set format="lines", "csv" or "parquet"'
             )
+        if delimiter is None and ending == "tsv":
+            delimiter = "\t"
+        _check_options(encoding, delimiter, short_rows)
         self.path = path
         self.format = file_format
+        self.text = TextOptions(encoding, delimiter, short_rows)
         self.assets = assets_of("files", path.rpartition("/")[0] or path)
 
     def open(self, conf: Mapping[str, Any], context: Any) -> None:
         """Find the file system."""
         self._fs, self._pattern = file_system(self.path, client_settings(conf, "files."))
-        self._times: dict[str, float | None] = {}
-        """Files that match the pattern -> time of their last modification, ``None`` if unknown."""
+        self._listed: dict[str, FileVersion] = {}
+        """Files that match the pattern -> their versions, by the last list."""
+        self._versions: dict[str, FileVersion] = {}
+        """Own files -> versions that were read, or to which their positions belong."""
+        self._replaced: set[str] = set()
+        """Files that were replaced since the last call of :meth:`recreated`."""
+        self._changes: deque[Exception] = deque(maxlen=100)
+        """Errors of the comparison of versions, which the next :meth:`read` returns."""
         self._unread: dict[str, int] = {}
         """Files to read, in their order -> number of records that were read."""
         self._ended: set[str] = set()
         """Files that were read to their end."""
-        self._rows: dict[str, Iterator[Any]] = {}
+        self._rows: dict[str, Iterator[FileRow]] = {}
         """Files that are being read -> their next records."""
         self._retry_at: dict[str, float] = {}
         """Files that could not be read -> time of the next try."""
@@ -83,11 +125,16 @@ class FileSource(Source):
             # For a pattern a folder that cannot be listed is empty: ls() raises the error.
             with suppress(FileNotFoundError):
                 self._fs.ls(re.split(r"[^/]*[*?[]", self._pattern, maxsplit=1)[0])
-        self._times = {}
+        self._listed = {}
         for path, info in entries.items():
             if self._is_source_file(path, info):
-                self._times[path] = _modified_secs(info)
-        return self._times.keys()
+                self._listed[path] = listed_version(info)
+        for name in self._versions.keys() & self._listed.keys():
+            try:
+                self._notice_change(name)
+            except Exception as error:
+                self._changes.append(_unreadable(name, error))
+        return self._listed.keys()
 
     def _is_source_file(self, path: str, info: Mapping[str, Any]) -> bool:
         """True if the entry is a file, or a link to one, whose name is not reserved."""
@@ -95,6 +142,91 @@ class FileSource(Source):
         if name[:1] in ("", ".", "_"):
             return False
         return info["type"] == "file" or bool(info.get("islink") and self._fs.isfile(path))
+
+    # -- versions ----------------------------------------------------------------------------------
+
+    def _notice_change(self, name: str) -> None:
+        """Read a file on that was appended to, and a replaced one from its beginning."""
+        known = self._versions[name]
+        listed = self._listed[name]
+        change = self._change_of(name, known)
+        if change == "replaced":
+            _log.info("file %s was replaced: it is read from its beginning", name)
+            self._replaced.add(name)
+            del self._versions[name]
+            self._rows.pop(name, None)
+            self._ended.discard(name)
+            self._unread[name] = 0
+        elif change == "appended" and name in self._ended:
+            self._unread[name] = self._rows_before(name, known)
+            self._ended.discard(name)
+        elif change == "same" and known.size == listed.size:
+            # Its bytes are not compared once more.
+            self._versions[name] = msgspec.structs.replace(known, time=listed.time)
+
+    def _change_of(self, name: str, known: FileVersion) -> Change:
+        change = change_of(known, self._listed[name], partial(self._read_head, name))
+        if change == "appended" and self._is_whole(name):
+            return "replaced"
+        return change
+
+    def _is_whole(self, name: str) -> bool:
+        """True if no records can be appended to a file of this format."""
+        return self.format == "parquet" or _compression_of(name) == "zip"
+
+    def _read_head(self, name: str, count: int) -> bytes:
+        with self._fs.open(name, "rb") as file:
+            return file.read(count)
+
+    def _rows_before(self, name: str, known: FileVersion) -> int:
+        """Number of records in the part of a file that was read."""
+        if known.rows is not None:
+            return known.rows
+        # The position is of an earlier release, which has stored no number.
+        assert known.size is not None
+        return sum(1 for _ in self._values(name, FileVersion(), known.size))
+
+    def resume(self, partition: str, position: Any, identity: Any) -> Any:
+        """Position in the file that has the name now; ``None`` if it was replaced."""
+        if partition in self._versions or partition in self._unread:
+            # It is being read, or was read to its end.
+            return position
+        known = stored_version(identity)
+        if known is None:
+            self._versions[partition] = self._listed[partition]
+            return position
+        try:
+            change = self._change_of(partition, known)
+            if change == "appended" and position == _END:
+                position = self._rows_before(partition, known)
+        except Exception as error:
+            # It stops no other file. The next list of files notices the change.
+            self._changes.append(_unreadable(partition, error))
+            change = "same"
+        if change == "replaced":
+            _log.info("file %s was replaced: it is read from its beginning", partition)
+            return None
+        self._versions[partition] = known
+        return position
+
+    def identity(self, partition: str) -> Any:
+        """Version of the file that is read; it reads the first bytes if they are not known."""
+        version = self._versions.get(partition)
+        if version is None:
+            return None
+        if not version.has_identity():
+            head = self._read_head(partition, min(version.size or 0, HEAD_BYTES))
+            version = _with_head(version, head)
+            self._versions[partition] = version
+        return msgspec.to_builtins(version)
+
+    def recreated(self) -> Collection[str]:
+        """Files that were replaced under their names; each is returned once."""
+        names = self._replaced
+        self._replaced = set()
+        return names
+
+    # -- reading -----------------------------------------------------------------------------------
 
     def assign(self, mine: Mapping[str, Any]) -> None:
         """Read these files, each from its position; the oldest first.
@@ -107,11 +239,14 @@ class FileSource(Source):
         for name, position in mine.items():
             if position != _END and name not in unread and name not in self._ended:
                 new.append(name)
-        new.sort(key=lambda name: (self._times.get(name) or 0.0, name))
+        new.sort(key=lambda name: (self._modified_secs(name) or 0.0, name))
         for name in new:
             unread[name] = mine[name] or 0
         self._unread = unread
         self._rows = {name: rows for name, rows in self._rows.items() if name in mine}
+        for name in self._versions.keys() - mine.keys():
+            del self._versions[name]
+        self._ended |= {name for name, position in mine.items() if position == _END} - unread.keys()
 
     def read(
         self, most: int, full: Collection[str]
@@ -120,7 +255,8 @@ class FileSource(Source):
 
         A file that cannot be read is retried after 10 s, and its error is among the records.
         """
-        records: list[SourceRecord | PartitionEnd | Exception] = []
+        records: list[SourceRecord | PartitionEnd | Exception] = [*self._changes]
+        self._changes.clear()
         for name in self._readable_files(full):
             try:
                 is_complete = self._read_file(name, most, records)
@@ -128,9 +264,7 @@ class FileSource(Source):
                 # Opened once more by the retry, which skips the records that were read.
                 self._rows.pop(name, None)
                 self._retry_at[name] = time.monotonic() + _RETRY_SECS
-                records.append(
-                    RuntimeError(f"file {name} cannot be read: {type(error).__name__}: {error}")
-                )
+                records.append(self._unreadable_at(name, error))
                 continue
             if is_complete:
                 records.append(PartitionEnd(name, _END, closed=True))
@@ -162,61 +296,127 @@ class FileSource(Source):
         The position after a record is the number of records up to it.
         """
         if name not in self._rows:
-            self._rows[name] = islice(self._values(name), self._unread[name], None)
-        modified_secs = self._times.get(name)
+            self._rows[name] = self._rows_from(name, self._unread[name])
+        modified_secs = self._modified_secs(name)
         at_ms = None if modified_secs is None else int(modified_secs * 1000)
-        for _ in range(most):
-            value = next(self._rows[name], _END)
-            if value is _END:
-                return True
+        for row in islice(self._rows[name], most):
             self._unread[name] += 1
-            records.append(SourceRecord(value, name, self._unread[name], at_ms=at_ms))
-        return False
+            error = f"{name}, line {row.line}: {row.error}" if row.error else ""
+            records.append(
+                SourceRecord(
+                    row.value, name, self._unread[name], at_ms=at_ms, line=row.line, error=error
+                )
+            )
+            most -= 1
+        return most > 0
 
-    def _values(self, name: str) -> Iterator[Any]:
-        """All records of a file from its beginning, by the format; empty lines are no records."""
-        with self._fs.open(name, "rb", compression="infer") as file:
-            if self.format == "lines":
-                for line in file:
-                    text = line.rstrip(b"\r\n")
-                    if text:
-                        yield text
-            elif self.format == "csv":
-                # "utf-8-sig" drops a byte order mark.
-                yield from csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
-            else:
-                from pyarrow.parquet import ParquetFile
+    def _unreadable_at(self, name: str, error: Exception) -> RuntimeError:
+        """The error of a file that could be read to the position of the task."""
+        place = f"{name} (after {self._unread[name]} records)" if self._unread[name] else name
+        return _unreadable(place, error)
 
-                # 1000 rows at a time bound the memory.
-                for batch in ParquetFile(file).iter_batches(1000):
-                    yield from batch.to_pylist()
+    def _modified_secs(self, name: str) -> float | None:
+        listed = self._listed.get(name)
+        return None if listed is None else listed.time
+
+    def _rows_from(self, name: str, count: int) -> Iterator[FileRow]:
+        """The records of a file after the first ``count``."""
+        version = self._versions.get(name)
+        if version is None:
+            version = self._listed.get(name, FileVersion())
+        can_seek = self.format == "lines" and self.text.is_utf8 and _compression_of(name) is None
+        if can_seek and count and version.rows == count:
+            return self._values(name, version)
+        return islice(self._values(name, msgspec.structs.replace(version, rows=None)), count, None)
+
+    def _values(
+        self, name: str, version: FileVersion, most_bytes: int | None = None
+    ) -> Iterator[FileRow]:
+        """All records of a file by the format, from its beginning.
+
+        If the number of rows of its version is known, the records behind the bytes of this version.
+        With ``most_bytes`` the records of so many first bytes, without effect on the version.
+        """
+        rows = version.rows or 0
+        lines = 0
+        with self._fs.open(name, "rb") as file:
+            if most_bytes is not None:
+                part = io.BufferedReader(FirstBytes(file, most_bytes))
+                yield from self._parse(name, part)
+                return
+            if version.etag is None:
+                version = _with_head(version, file.read(min(version.size or 0, HEAD_BYTES)))
+                file.seek(0)
+            self._versions[name] = version
+            if rows:
+                file.seek(version.size)
+                lines = version.lines
+            for row in self._parse(name, file, lines):
+                rows += 1
+                lines = row.line or 0
+                yield row
+            size = version.size if self._is_whole(name) else file.tell()
+        self._versions[name] = msgspec.structs.replace(version, size=size, rows=rows, lines=lines)
+
+    def _parse(self, name: str, raw: Any, lines_before: int = 0) -> Iterator[FileRow]:
+        """The records in the bytes of a file."""
+        file = open_decompressed(raw, _compression_of(name))
+        if self.format == "lines":
+            yield from line_rows(file, self.text, lines_before)
+        elif self.format == "csv":
+            yield from csv_rows(file, self.text)
+        else:
+            # The reader of Parquet seeks, which decompression cannot.
+            yield from parquet_rows(file if file is raw else io.BytesIO(file.read()))
 
     def lag(self) -> Mapping[str, Lag]:
         """Number of unread files, and the age of the oldest one."""
         now = time.time()
         ages: list[float] = []
         for name in self._unread:
-            modified_secs = self._times.get(name)
+            modified_secs = self._modified_secs(name)
             if modified_secs is not None:
                 ages.append(now - modified_secs)
         return {"files": Lag(len(self._unread), round(max(ages, default=0.0), 3))}
 
 
-def _format_of(path: str) -> str | None:
-    """The format by the endings of a file's name, such as ``csv`` of ``a.csv.gz``."""
+def _check_options(encoding: str, delimiter: str | None, short_rows: str) -> None:
+    """Raise :class:`InvalidTopology` for options that mean nothing."""
+    try:
+        "".encode(encoding)
+    except LookupError:
+        raise InvalidTopology(
+            f'encoding of a FileSource is {encoding!r}: make it one of Python, such as "latin-1"'
+        ) from None
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '\r\n"'):
+        raise InvalidTopology(
+            f'delimiter of a FileSource is {delimiter!r}: make it one character, such as ";"'
+        )
+    if short_rows not in ("reject", "none"):
+        raise InvalidTopology(
+            f'short_rows of a FileSource is {short_rows!r}: make it "reject" or "none"'
+        )
+
+
+def _ending_of(path: str) -> str:
+    """The ending of a file's name that tells its format, such as ``csv`` of ``a.csv.gz``."""
     endings = path.rsplit("/", 1)[-1].lower().split(".")[1:]
     for ending in endings:
         if ending in _KINDS:
-            return _KINDS[ending]
-    return None
+            return ending
+    return ""
 
 
-def _modified_secs(info: Mapping[str, Any]) -> float | None:
-    """Time of the last modification in seconds since 1970; ``None`` if unknown."""
-    for key in _TIME_KEYS:
-        modified = info.get(key)
-        if modified:
-            if hasattr(modified, "timestamp"):
-                return modified.timestamp()
-            return float(modified) if isinstance(modified, int | float) else None
-    return None
+def _compression_of(name: str) -> str | None:
+    """Compression of a file by the ending of its name; ``None`` without one."""
+    from fsspec.utils import infer_compression
+
+    return infer_compression(name)
+
+
+def _with_head(version: FileVersion, head: bytes) -> FileVersion:
+    return msgspec.structs.replace(version, head_bytes=len(head), head=hash_of(head))
+
+
+def _unreadable(name: str, error: Exception) -> RuntimeError:
+    return RuntimeError(f"file {name} cannot be read: {type(error).__name__}: {error}")

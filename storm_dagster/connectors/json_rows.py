@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.connectors.json_text import MAX_DEPTH, NoJsonForm, json_text
+from storm_dagster.model.json_text import MAX_DEPTH, NoJsonForm, json_text
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from storm_dagster.connectors.json_rows import json_bytes
-from storm_dagster.connectors.json_text import NoJsonForm
 from storm_dagster.connectors.kafka_values import Headers, encode_headers, encode_key
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Rejected, Row, write_or_reject
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.json_text import NoJsonForm
 
 _SECS = 30.0
 """Maximum wait for a response of the brokers, after which the batch is retried."""

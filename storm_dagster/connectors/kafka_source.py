@@ -15,12 +15,12 @@ from threading import Event, Thread
 from typing import Any, ClassVar, Literal, cast
 
 from storm_dagster.connectors.kafka_errors import readable_error
+from storm_dagster.connectors.kafka_outage import LibraryLog, Outage
 from storm_dagster.connectors.kafka_positions import (
     CommittedPosition,
     describe_restart,
     describe_stop,
     is_recreated,
-    number_of,
     partition_name,
     position_metadata,
     start_position,
@@ -28,17 +28,22 @@ from storm_dagster.connectors.kafka_positions import (
     topic_id_in,
     topic_of,
 )
+from storm_dagster.connectors.kafka_reads import (
+    REQUEST_SECS,
+    BrokerReads,
+    CleanupPolicies,
+    partition_names,
+    topic_partition,
+)
 from storm_dagster.connectors.kafka_requests import BrokerRequests
 from storm_dagster.connectors.kafka_settings import FIXED_SETTINGS, default_settings
 from storm_dagster.connectors.kafka_topic_ids import TopicIds
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 
 _log = logging.getLogger(__name__)
-_REQUEST_SECS = 10.0
-"""Maximum wait of a request's thread for its response."""
 _CLOSE_SECS = 0.05
 """Maximum time for which the worker's loop waits for the last commit of a task that closes."""
 _STALE_SECS = 1.0
@@ -81,8 +86,8 @@ class KafkaSource(Source):
             raise InvalidTopology(
                 f'on_lost of a KafkaSource is {on_lost!r}: make it "stop", "earliest" or "latest"'
             )
-        if start not in ("earliest", "latest"):
-            self._start_ms = start_time_ms(start)
+        is_time = start not in ("earliest", "latest")
+        self._start_ms = start_time_ms(start) if is_time else None
 
     def open(self, conf: Mapping[str, Any], context: Any) -> None:
         """Create the consumer, which connects in the background."""
@@ -136,20 +141,23 @@ class KafkaSource(Source):
         self._read_at = 0.0
         """Time of the last :meth:`read`."""
         self._closed = False
-        self._requests = BrokerRequests(lambda error: self._errors.append(self._readable(error)))
+        self._outage = Outage(self.brokers)
+        self._requests = BrokerRequests(self._add_error)
         self._consumer = confluent_kafka.Consumer(
             {
                 **consumer_settings,
                 **FIXED_SETTINGS,
-                "error_cb": lambda error: self._errors.append(self._readable(error)),
-                "logger": _log,
+                "error_cb": self._add_error,
+                "logger": LibraryLog(_log),
             }
         )
         # Another client for requests: calls of one client wait for each other.
         self._requester = confluent_kafka.Consumer(
             {**consumer_settings, **FIXED_SETTINGS, "log_level": 0}
         )
+        self._reads = BrokerReads(confluent_kafka, self._requester, self.start, self._start_ms)
         self._topic_ids = TopicIds(confluent_kafka, consumer_settings, self.topics)
+        self._policies = CleanupPolicies(confluent_kafka, self._topic_ids.admin, self.topics)
         self._late = Event()
         """Set when the task may have another owner: then no offset is committed."""
 
@@ -163,12 +171,21 @@ class KafkaSource(Source):
                 self._next_lookup = 0.0
         self._requests.process()
 
-    def _readable(self, error: Any) -> Exception:
-        return readable_error(error, self._kafka, self.brokers)
+    def _add_error(self, error: Any) -> None:
+        """Return an error of the library, or of a request, from the next :meth:`read`."""
+        readable = readable_error(error, self._kafka, self.brokers)
+        if isinstance(readable, Unavailable):
+            self._outage.on_error(time.monotonic())
+        self._errors.append(readable)
+
+    def _on_answer(self) -> None:
+        """Report the end of an outage, after a response of a broker."""
+        recovered = self._outage.on_response(time.monotonic())
+        if recovered is not None:
+            self._errors.append(recovered)
 
     def _topic_partition(self, name: str, offset: int = -1001, metadata: str = "") -> Any:
-        """The library's form of a partition; -1001 is its constant for no offset."""
-        return self._kafka.TopicPartition(topic_of(name), number_of(name), offset, metadata)
+        return topic_partition(self._kafka, name, offset, metadata)
 
     # -- ids of topics -----------------------------------------------------------------------------
 
@@ -226,39 +243,38 @@ class KafkaSource(Source):
             if self._errors:
                 raise self._errors.pop()
         self._topic_ids.request()
-        self._requests.add("partitions", self._read_topics, self._on_topics)
+        read_topics = partial(self._reads.topics, self.topics)
+        self._requests.add("partitions", read_topics, self._on_topics)
+        self._name_compacted()
         assigned = [
             self._topic_partition(name) for name in self._to_commit if name in self._assigned
         ]
         if assigned:
             # A late commit of the earlier reader may have replaced that of this task.
-            read_stored = partial(self._requester.committed, assigned, timeout=_REQUEST_SECS)
+            read_stored = partial(self._requester.committed, assigned, timeout=REQUEST_SECS)
             self._requests.add("stored", read_stored, self._on_committed_offsets)
         self._process_responses()
         return self._partitions
-
-    def _read_topics(self) -> list[Any]:
-        return [self._requester.list_topics(name, timeout=_REQUEST_SECS) for name in self.topics]
 
     def _on_topics(self, responses: Sequence[Any]) -> None:
         """Store the names of all partitions.
 
         Raises :class:`InvalidRequest` if a topic cannot be read; the former names stay.
         """
-        names: list[tuple[bool, str]] = []
-        for response in responses:
-            for topic, metadata in response.topics.items():
-                if metadata.error is not None:
-                    raise InvalidRequest(
-                        f"topic {topic!r} cannot be read, {metadata.error.str()}: "
-                        "create it, or change topics"
-                    )
-                for number, partition in metadata.partitions.items():
-                    has_no_leader = partition.leader < 0
-                    names.append((has_no_leader, partition_name(topic, number)))
-        # Partitions without a leader last: a request for their positions waits.
-        self._partitions = [name for _, name in sorted(names)]
+        self._partitions = partition_names(responses)
         self._first = self._first or self._partitions
+        self._on_answer()
+
+    def _name_compacted(self) -> None:
+        """Name topics that have become compacted."""
+        for topic in self._policies.poll(time.monotonic()):
+            self._errors.append(
+                RuntimeError(
+                    f"topic {topic!r} is compacted now: Kafka may delete records that are not read "
+                    "yet, when a later one has their key, and writes tombstones, on which on_null "
+                    "of the spout decides. Set its cleanup.policy to delete if all are needed"
+                )
+            )
 
     def assign(self, mine: Mapping[str, Any]) -> None:
         """Read these partitions, as soon as their committed offsets are known."""
@@ -273,36 +289,13 @@ class KafkaSource(Source):
         self._recreated &= mine.keys()
         self._next_lookup = 0.0
 
-    def _read_position(self, name: str) -> tuple[CommittedPosition | None, int, int, Any]:
-        """(committed position, first, end, where to start) of a partition; it waits."""
-        start = cast("Any", self.start)
-        (stored,) = self._requester.committed([self._topic_partition(name)], timeout=_REQUEST_SECS)
-        if stored.error is not None:
-            raise self._kafka.KafkaException(stored.error)
-        first, end = self._requester.get_watermark_offsets(stored, timeout=_REQUEST_SECS)
-        # A negative offset is the library's form of a partition without a committed one.
-        if start == "latest" and name not in self._first:
-            start = "earliest"
-        elif stored.offset < 0 and start not in ("earliest", "latest"):
-            start = self._offset_at_start_time(name, end)
-        committed = None
-        if stored.offset >= 0:
-            committed = CommittedPosition(stored.offset, topic_id_in(stored.metadata))
-        return committed, first, end, start
-
-    def _offset_at_start_time(self, name: str, end: int) -> int:
-        """Offset of the first record after the start time; ``end`` without such a record."""
-        at_start = self._topic_partition(name, self._start_ms)
-        (first_after,) = self._requester.offsets_for_times([at_start], timeout=_REQUEST_SECS)
-        return end if first_after.offset < 0 else first_after.offset
-
     def _begin(
         self,
         name: str,
         requested_id: str | None,
         position: tuple[CommittedPosition | None, int, int, Any],
     ) -> None:
-        """Read a partition from the position that ``_read_position`` returned.
+        """Read a partition from the position of ``BrokerReads.position``.
 
         ``requested_id``: id of its topic when the position was requested. No effect if the
         partition no longer waits, or its topic may have been recreated since: then the position is
@@ -373,7 +366,7 @@ class KafkaSource(Source):
                 self._interrupt(name)
                 self._topic_ids.request_newer()
             else:
-                self._errors.append(self._readable(error))
+                self._add_error(error)
         records += self._errors
         self._errors.clear()
         return records
@@ -383,19 +376,21 @@ class KafkaSource(Source):
         for name in self._partitions or ():
             if name in self._waiting:
                 begin = partial(self._begin, name, self._topic_ids.of(topic_of(name)))
-                read_position = partial(self._read_position, name)
+                read_position = partial(self._reads.position, name, name not in self._first)
                 self._requests.add(f"position of {name}", read_position, begin)
 
     def _record_of(self, name: str, message: Any) -> SourceRecord:
         kind, at_ms = message.timestamp()
+        headers = message.headers() or ()
         return SourceRecord(
             message.value(),
             name,
             after=message.offset() + 1,
             key=message.key(),
             at_ms=at_ms if kind else None,
-            headers=dict(message.headers() or ()),
+            headers=dict(headers),
             topic_id=self._read_ids.get(name),
+            header_list=headers,
         )
 
     def _pause(self, full: set[str]) -> None:
@@ -456,7 +451,7 @@ class KafkaSource(Source):
         for entry in offsets:
             name = partition_name(entry.topic, entry.partition)
             if entry.error is not None:
-                self._errors.append(self._readable(entry.error))
+                self._add_error(entry.error)
             elif entry.offset >= 0:
                 self._stored[name] = CommittedPosition(entry.offset, topic_id_in(entry.metadata))
             else:
@@ -499,17 +494,8 @@ class KafkaSource(Source):
                 lags[name] = Lag(max(0, end - committed))
         if unfetched:
             # A fetch, which would update the ends, does not run for these partitions.
-            self._requests.add("ends", partial(self._read_ends, unfetched), self._ends.update)
+            self._requests.add("ends", partial(self._reads.ends, unfetched), self._ends.update)
         return lags
-
-    def _read_ends(self, names: Sequence[str]) -> dict[str, int]:
-        """Partition -> its end; it waits."""
-        ends: dict[str, int] = {}
-        for name in names:
-            _, ends[name] = self._requester.get_watermark_offsets(
-                self._topic_partition(name), timeout=_REQUEST_SECS
-            )
-        return ends
 
     def close(self) -> None:
         """Store the finished positions, and close the consumer, in a thread.
@@ -534,6 +520,7 @@ class KafkaSource(Source):
                 stored.set()
                 self._requester.close()
                 self._consumer.close()
+                self._policies.close()
                 self._topic_ids.close()
 
         Thread(target=end, name="kafka-close", daemon=True).start()

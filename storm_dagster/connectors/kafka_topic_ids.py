@@ -29,7 +29,8 @@ class TopicIds:
 
         self._kafka = kafka
         # Only an admin client gets ids.
-        self._admin: Any = AdminClient({**settings, "log_level": 0})
+        self.admin: Any = AdminClient({**settings, "log_level": 0})
+        """Client for administration; ``None`` after :meth:`close`."""
         self._topics = sorted(set(topics))
         self._ids: dict[str, str] = {}
         """Topic -> its newest id."""
@@ -66,7 +67,7 @@ class TopicIds:
         # Unknown is not an error: the request for partitions reports faults of a topic.
         with suppress(self._kafka.KafkaException):
             topics = self._kafka.TopicCollection(self._topics)
-            responses = self._admin.describe_topics(topics, request_timeout=_RESPONSE_SECS)
+            responses = self.admin.describe_topics(topics, request_timeout=_RESPONSE_SECS)
             for topic, response in responses.items():
                 with suppress(self._kafka.KafkaException):
                     topic_id = topic_id_text(response.result().topic_id)
@@ -99,4 +100,4 @@ class TopicIds:
         """Disconnect, after the request that is under way."""
         if self._request is not None:
             wait([self._request])
-        self._admin = None
+        self.admin = None

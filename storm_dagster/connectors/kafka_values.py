@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from storm_dagster.connectors.json_text import type_name
+from storm_dagster.model.json_text import type_name
 
 Headers = list[tuple[str, bytes | None]]
 """Headers of a message: names may be repeated."""

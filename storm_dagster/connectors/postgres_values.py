@@ -13,8 +13,8 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from storm_dagster.connectors.json_text import NoJsonForm, json_text, type_name
 from storm_dagster.connectors.postgres_columns import Column
+from storm_dagster.model.json_text import NoJsonForm, json_text, type_name
 
 _MAX_SCALE = 16_383
 """Digits behind the point of a ``numeric``."""

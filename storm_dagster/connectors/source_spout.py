@@ -5,25 +5,16 @@ It has retries, dead letters, committed positions and lag.
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import msgspec
-
 from storm_dagster.api.spouts import Spout
-from storm_dagster.connectors.sources import Lag, Source
+from storm_dagster.connectors.decoding import OnNull, check_on_null, decoder_of, tuple_of
+from storm_dagster.connectors.sources import Lag, LostPosition, Source
 from storm_dagster.connectors.tracking import SPAN, OpenRecord, Retries, SourceRecord, Tracker
-from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import reader_of
 
-_from_json = msgspec.json.Decoder().decode
-# ``decode`` of a spout -> conversion of a record's value. A source may return decoded values, such
-# as the maps of a CSV file: only bytes, and for JSON text, are converted.
-_DECODERS: dict[str, Callable[[Any], Any]] = {
-    "json": lambda raw: _from_json(raw) if type(raw) is bytes or type(raw) is str else raw,
-    "text": lambda raw: raw.decode() if type(raw) is bytes else raw,
-    "none": lambda raw: raw,
-}
 _MISSING = object()
 """Stands for a position that was never committed, since ``None`` may be a position."""
 _BATCH = 500
@@ -46,6 +37,10 @@ _MAX_LAGS = 100
 
 _LETTER_FIELDS = ("partition", "after", "key", "headers", "value", "at_ms")
 """Fields of a record that its dead letter contains."""
+
+
+class UnreadableRecord(ValueError):
+    """Record of a source without a tuple; the message names its place, such as file and line."""
 
 
 class _Undecoded:
@@ -73,7 +68,14 @@ class SourceSpout(Spout):
     """Conversion of a record's value to a tuple.
 
     With one output field the decoded value is emitted, with several its entries of these names. A
-    record that cannot be decoded becomes a dead letter at once.
+    record that cannot be decoded, or whose value does not have these fields, becomes a dead letter
+    at once.
+    """
+    on_null: ClassVar[OnNull] = "emit"
+    """Handling of a record whose decoded value is ``None``: JSON's ``null``, a tombstone of Kafka.
+
+    ``"emit"``: it is a value, ``None``; with several output fields it does not have them, and is a
+    dead letter. ``"skip"``: it is dropped. ``"dead_letter"``: it becomes a dead letter at once.
     """
     max_open: ClassVar[int] = 1000
     """Maximum number of open records per partition.
@@ -106,6 +108,7 @@ class SourceSpout(Spout):
     def _require_kind(cls) -> str:
         if not hasattr(cls, "source"):
             raise InvalidTopology(f"{cls.__name__} has no source: set source = ... in its class")
+        check_on_null(cls.__name__, cls.on_null)
         return super()._require_kind()
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
@@ -113,8 +116,7 @@ class SourceSpout(Spout):
 
         Partitions are assigned at the first ``next_tuple``, when their earlier reader has closed.
         """
-        decode = type(self).decode
-        self._decode = _DECODERS[decode] if isinstance(decode, str) else decode
+        self._decode = decoder_of(type(self).decode)
         self._fields: list[str] = context.output_fields() if context.streams else []
         self._tracker = Tracker(self.max_open, self.retries)
         self._store: Any = None
@@ -123,6 +125,8 @@ class SourceSpout(Spout):
         """Partitions that this task reads; ``None``: not assigned yet, or closed."""
         self._missing_since: dict[str, float] = {}
         """Partition that no longer exists -> time when it was first missing."""
+        self._unidentified: set[str] = set()
+        """Partitions whose stored position has no identity: the next commits store it."""
         self._committed: dict[str, Any] = {}
         """Partition -> position that was stored last, so that only changes are stored."""
         self._finished_handles: list[Any] = []
@@ -213,10 +217,35 @@ class SourceSpout(Spout):
             # An empty list is that of a queue, whose records have the partition "".
             if partitions:
                 self._release_removed(own_partitions)
-            source.assign({name: stored.get(name) for name in sorted(own_partitions)})
+            source.assign({name: self._resume(name) for name in sorted(own_partitions)})
             self._own_partitions = own_partitions
+            self._unidentified = self._without_identity(own_partitions)
         for name in stored.keys() - own_partitions:
             self._missing_since[name] = missing_since.get(name, now)
+
+    def _resume(self, name: str) -> Any:
+        """Position from which the source reads a partition; ``None``: its beginning.
+
+        A position that is of another partition is reported, and lost.
+        """
+        store = self._store
+        if store is None or store.current.get(name) is None:
+            return None
+        try:
+            return self._source.resume(name, store.current[name], store.identities.get(name))
+        except LostPosition as error:
+            self._report_error(error)
+            return None
+
+    def _without_identity(self, names: Collection[str]) -> set[str]:
+        """Partitions of which a position is stored, and no identity."""
+        if self._store is None:
+            return set()
+        return {
+            name
+            for name in names
+            if name in self._store.current and name not in self._store.identities
+        }
 
     def _release_removed(self, own_partitions: frozenset[str]) -> None:
         """Drop the open records of partitions that are no longer among these."""
@@ -246,35 +275,45 @@ class SourceSpout(Spout):
 
         An error makes the record a dead letter. Override it to use key, headers or time.
         """
-        decoded = self._decode(record.value)
-        if len(self._fields) == 1:
-            return [decoded]
-        if isinstance(decoded, Mapping):
-            return [decoded[name] for name in self._fields]
-        return decoded
+        return tuple_of(self._decode(record.value), self._fields, self.on_null)
 
     def _emit_record(self, open_record: OpenRecord) -> bool:
         """Emit the tuple of a record. False if it has none, and is finished or a dead letter.
 
-        If the emit raises, the record is retried, and the result is true.
+        If the emit fails for a reason outside of the record, the record is retried, and the result
+        is true.
         """
+        record = open_record.record
         try:
-            values = self.values(open_record.record)
+            if record.error:
+                raise UnreadableRecord(record.error)
+            values = self.values(record)
         except Exception as error:
-            # A retry would fail, too. The tracker counts the try, and retries the record if the
-            # next line does not finish it.
-            self._tracker.fail(open_record, time.monotonic())
-            self._handle_poison(open_record, error)
+            self._reject(open_record, error)
             return False
         if values is None:
             self._finish(open_record)
             return False
         try:
             self.emit(values, open_record)
+        except InvalidRequest as error:
+            # The values do not fit the stream.
+            self._reject(open_record, error)
+            return False
         except Exception as error:
             self.raise_exception(error)
             self._handle_failure(open_record, error)
         return True
+
+    def _reject(self, open_record: OpenRecord, error: Exception) -> None:
+        """Handle a record without a tuple as poison at once: a retry would fail, too."""
+        record = open_record.record
+        if record.line is not None and not record.error:
+            place = f"{record.partition}, line {record.line}"
+            error = UnreadableRecord(f"{place}: {type(error).__name__}: {error}")
+        # The tracker counts the try, and retries the record if the next line does not finish it.
+        self._tracker.fail(open_record, time.monotonic())
+        self._handle_poison(open_record, error)
 
     # -- acks and failures -------------------------------------------------------------------------
 
@@ -312,10 +351,11 @@ class SourceSpout(Spout):
         elif not open_record.reported:
             open_record.reported = True
             span = SPAN * self._tracker.max_open
+            reason = f" ({error})" if error is not None else ""
             self.raise_exception(
                 RuntimeError(
-                    f"{open_record} failed {open_record.tries} times and is retried permanently: "
-                    f"its partition stops {span} records after it "
+                    f"{open_record} failed {open_record.tries} times{reason} and is retried "
+                    f"permanently: its partition stops {span} records after it "
                     "(on_poison of the source is block)"
                 )
             )
@@ -328,6 +368,10 @@ class SourceSpout(Spout):
         """
         source_record = open_record.record
         fields = {name: getattr(source_record, name) for name in _LETTER_FIELDS}
+        if source_record.line is not None:
+            fields["line"] = source_record.line
+        if len(source_record.header_list) > len(source_record.headers):
+            fields["header_list"] = source_record.header_list
         if error is not None:
             values: list[Any] = [_Undecoded(source_record.value)]
         else:
@@ -403,16 +447,31 @@ class SourceSpout(Spout):
         for name, since in self._missing_since.items():
             if now - since >= self._source.forget_secs:
                 expired.append(name)
-        if not changed and not expired:
+        identities = self._identities_of(changed)
+        if not changed and not expired and not identities:
             return
         try:
-            self._store.save(changed, expired)
+            self._store.save(changed, expired, identities)
         except Exception:
             # The next refresh reopens it.
             self._store.close()
             self._store = None
             self._next_refresh = 0.0
             raise
+
+    def _identities_of(self, changed: Collection[str]) -> dict[str, Any]:
+        """Identities of partitions whose positions change, and of some that have none stored."""
+        names = [*changed]
+        for _ in range(min(_BATCH, len(self._unidentified))):
+            name = self._unidentified.pop()
+            if name in self._store.current and name not in changed:
+                names.append(name)
+        identities: dict[str, Any] = {}
+        for name in names:
+            identity = self._call_and_report(self._source.identity, name)
+            if identity is not None:
+                identities[name] = identity
+        return identities
 
     def _report_lag(self) -> None:
         """Report the metrics of the lag; none if the source knows no lag yet."""
@@ -483,4 +542,6 @@ def _as_text(value: Any) -> Any:
         return value.decode("utf-8", "backslashreplace")
     if isinstance(value, dict):
         return {key: _as_text(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_text(member) for member in value]
     return value

@@ -18,6 +18,10 @@ class Lag:
     """Age of the oldest of them. Without it the spout computes it from the event times."""
 
 
+class LostPosition(Exception):
+    """A stored position that is of another partition than the one that has its name now."""
+
+
 class Source(Protocol):
     """Source of the records of one task.
 
@@ -56,6 +60,30 @@ class Source(Protocol):
         system distributes the records itself, and all tasks read.
         """
         return ()
+
+    def identity(self, partition: str) -> Any:
+        """Identity of a partition that is read: a JSON value that another one of its name lacks.
+
+        Such as the id of a table. It is stored beside the position, unless the source keeps
+        positions itself. ``None``: unknown.
+        """
+        return None
+
+    def resume(self, partition: str, position: Any, identity: Any) -> Any:
+        """Position to read from, by the stored position and identity; ``None``: the beginning.
+
+        Called before :meth:`assign`. ``identity`` is ``None`` if it is unknown, such as that of a
+        position that an earlier release has stored. By default the position counts, unless the
+        partition has another identity now: then :class:`LostPosition` is raised, which is reported,
+        and the position is ``None``.
+        """
+        current = self.identity(partition)
+        if identity is None or current is None or current == identity:
+            return position
+        raise LostPosition(
+            f"partition {partition} is read from its beginning: its position {position!r} is of "
+            f"the one with the identity {identity!r}, and it has {current!r} now"
+        )
 
     def assign(self, mine: Mapping[str, Any]) -> None:
         """Read these partitions: partition -> stored position, or ``None``.

@@ -8,7 +8,7 @@ the records that are read after one of them, stop reading, never a retry.
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -33,12 +33,22 @@ class SourceRecord(msgspec.Struct, frozen=True):
     at_ms: int | None = None
     """Event time, milliseconds since 1970."""
     headers: dict[str, Any] = {}
+    """Name -> value; of repeated headers it has the last."""
     handle: Any = None
     """Value with which a queue acks this record."""
     topic_id: str | None = None
     """Kafka's id of the topic, which is another one after a deletion and recreation.
 
     ``None``: unknown.
+    """
+    header_list: Sequence[tuple[str, Any]] = ()
+    """(name, value) of all headers in their order, for sources whose headers may repeat."""
+    line: int | None = None
+    """Number of the line at which it begins, from 1 on, for errors; ``None``: unknown."""
+    error: str = ""
+    """Reason why it could not be read, such as a wrong number of fields.
+
+    Then it becomes a dead letter at once, with ``value`` as it was read.
     """
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from storm_dagster.api import Spout, Topology
 from storm_dagster.connectors import FileSource, SourceSpout, source_spout
+from storm_dagster.connectors.file_rows import FileRow
 from storm_dagster.model.errors import InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
@@ -232,10 +233,10 @@ def test_a_file_that_cannot_be_read_is_named_and_stops_no_other(
         assert "a.parquet cannot be read: OSError: broken" in str(harness.errors[0][1])
 
 
-def broken(self: FileSource, name: str) -> Any:
+def broken(self: FileSource, name: str, *_: Any) -> Any:
     if name.endswith("parquet"):
         raise OSError("broken")
-    yield b"1"
+    yield FileRow(b"1")
 
 
 def test_a_name_that_is_gone_for_long_is_forgotten(

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.connectors.json_rows import json_bytes, json_lines
-from storm_dagster.connectors.json_text import NoJsonForm
+from storm_dagster.model.json_text import NoJsonForm
 from storm_rigs.worker.tuple_values import TUPLE_VALUES, same
 
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.connectors.json_text import MAX_DEPTH, NoJsonForm, json_text
+from storm_dagster.model.json_text import MAX_DEPTH, NoJsonForm, json_text
 
 Point = namedtuple("Point", "x y")
 

@@ -228,6 +228,7 @@ def test_partitions_without_a_leader_stop_no_other(kafka: KafkaRig) -> None:
         def open(self, conf: Any, context: Any) -> None:
             super().open(conf, context)
             self._requester = Asker(self._requester, {1, 2, 3})  # pyright: ignore[reportAttributeAccessIssue]
+            self._reads.client = self._requester
             askers.append(self._requester)
 
     with harness_of(kafka, reading(topic, body={"source": Leaderless(topic)})) as harness:
@@ -266,6 +267,7 @@ def test_latest_leaves_out_no_record_of_a_partition_that_is_added_later(kafka: K
                     return found
 
             self._requester = Fewer(asker, set())  # pyright: ignore[reportAttributeAccessIssue]
+            self._reads.client = self._requester
 
     with harness_of(
         kafka, reading(topic, body={"source": Growing(topic, start="latest")})
@@ -284,7 +286,7 @@ def test_different_errors_of_the_brokers_are_reported_and_few_are_kept(kafka: Ka
         # As of a month while the topology is inactive, which reads none of them.
         found = [KafkaError._FAIL, KafkaError._SSL, *[KafkaError._AUTHENTICATION] * 98]
         for code in found * 1000:
-            source._errors.append(source._readable(KafkaError(code)))
+            source._add_error(KafkaError(code))
         assert len(source._errors) == 100
         run_until(harness, lambda: len(harness.errors) == 3)
         said = sorted(str(error).split(" ")[0] for _, error in harness.errors)

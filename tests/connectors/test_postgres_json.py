@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from psycopg.types.json import Json, Jsonb
 
 from storm_dagster.connectors import PostgresSink, Rejected, Retry, Row
-from storm_dagster.connectors.json_text import MAX_DEPTH
+from storm_dagster.model.json_text import MAX_DEPTH
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.servers.postgres import PostgresServer
 

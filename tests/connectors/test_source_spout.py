@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from storm_dagster.connectors import (
     source_spout,
 )
 from storm_dagster.model.errors import InvalidTopology, Unavailable
+from storm_dagster.model.values import decode_value
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.state.storage import Positions
@@ -206,9 +208,121 @@ def test_poison_becomes_a_dead_letter_and_stops_no_other_record(
     assert failed["position"] == {
         "partition": "a", "after": 8, "key": "k", "headers": {}, "value": "7", "at_ms": 1000
     }  # fmt: skip
-    assert "DecodeError" in undecoded["error"] and undecoded["position"]["value"] == "{broken"
+    assert (
+        "InvalidJson: Expecting" in undecoded["error"]
+        and undecoded["position"]["value"] == "{broken"
+    )
     assert undecoded["raw"] is None, "what was never decoded is not emitted again"
     assert sum(n == 7 for (n,) in World.seen) == 3
+
+
+WRONG_SHAPES = [
+    (b'"ab"', "is a str, and not a map or a list of the 2 fields 'customer', 'amount'"),
+    (b"[1]", "is a list of 1 values"),
+    (b"7", "is a int"),
+    (b'{"customer": "bob"}', "has no 'amount', only: 'customer'"),
+    (b"null", 'set on_null of the spout to "skip"'),
+]
+
+
+def test_a_value_of_another_shape_is_a_dead_letter_at_its_first_try(tmp_path: Path) -> None:
+    World.reset(
+        a=[*(raw for raw, _ in WRONG_SHAPES), b'["ann", 1]', b'{"amount": 2, "customer": "bob"}']
+    )
+    emitted: list[Any] = []
+
+    def values(self: SourceSpout, record: SourceRecord) -> Any:
+        emitted.append(record.value)
+        return SourceSpout.values(self, record)
+
+    made = topology(OnLoop(), outputs=["customer", "amount"], values=values)
+    with TopologyHarness(made, state_dir=tmp_path) as harness:
+        run_until(harness, lambda: World.committed.get("a") == len(World.logs["a"]))
+        letters = harness.run().dead_letters
+        assert harness.errors == []
+    assert World.seen == [["ann", 1], ["bob", 2]] and emitted == World.logs["a"]
+    for (raw, reason), letter in zip(WRONG_SHAPES, letters, strict=True):
+        assert reason in letter["error"] and letter["tries"] == 1
+        assert letter["position"]["value"] == raw.decode() and letter["raw"] is None
+
+
+UNFIT: list[Any] = ["ab", [1, 2], (3,), [object()], [{1: object()}], 7]
+
+
+def test_values_that_do_not_fit_the_stream_are_a_dead_letter_at_once(tmp_path: Path) -> None:
+    World.reset(a=[b"%d" % n for n in range(len(UNFIT))])
+    calls: list[int] = []
+
+    def values(self: SourceSpout, record: SourceRecord) -> Any:
+        calls.append(record.after)
+        return UNFIT[record.after - 1]
+
+    with TopologyHarness(topology(InThread(), values=values), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: stored(harness) == {"a": len(UNFIT)})
+        letters = harness.run().dead_letters
+    # Only (3,) is a tuple of one field.
+    assert World.seen == [[3]] and calls == [1, 2, 3, 4, 5, 6]
+    assert [letter["position"]["after"] for letter in letters] == [1, 2, 4, 5, 6]
+    assert all(letter["tries"] == 1 for letter in letters)
+
+
+@pytest.mark.parametrize(
+    ("on_null", "seen", "letters"),
+    [("emit", [[None], [1], [None]], 0), ("skip", [[1]], 0), ("dead_letter", [[1]], 2)],
+)
+def test_null_and_tombstones_follow_on_null(
+    on_null: str, seen: Any, letters: int, tmp_path: Path
+) -> None:
+    records: list[Any] = [b"null", b"1", None]
+    World.reset(a=records)
+    with TopologyHarness(topology(OnLoop(), on_null=on_null), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: World.committed.get("a") == 3)
+        written = harness.run().dead_letters
+    assert World.seen == seen and len(written) == letters
+    assert all("on_null of the spout is dead_letter" in letter["error"] for letter in written)
+
+
+def test_a_dead_letter_shows_nan_as_text_and_keeps_the_value(tmp_path: Path) -> None:
+    World.reset(a=[b"1"])
+    World.bad = {"bad"}
+    values = ["bad", float("nan"), [None, float("inf")], "\udc80"]
+    fit = {"values": lambda self, record: values, "outputs": ["a", "b", "c", "d"]}
+    with TopologyHarness(topology(OnLoop(), **fit), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: World.committed.get("a") == 1)
+        (letter,) = harness.run().dead_letters
+    assert letter["values"] == ["bad", "nan", [None, "inf"], "\\udc80"]
+    assert repr(decode_value(base64.b64decode(letter["raw"]))) == repr(values)
+
+
+@dataclass
+class WithLines(OnLoop):
+    """A source that knows lines, and one line of which it could not read."""
+
+    def read(self, most: int, full: Collection[str]) -> Sequence[Any]:
+        found: list[Any] = []
+        for record in super().read(most, full):
+            if isinstance(record, SourceRecord):
+                error = "in.csv, line 20: one field" if record.value == b"2" else ""
+                record = SourceRecord(
+                    record.value,
+                    record.partition,
+                    record.after,
+                    line=10 * record.after,
+                    error=error,
+                )
+            found.append(record)
+        return found
+
+
+def test_a_dead_letter_names_partition_and_line(tmp_path: Path) -> None:
+    World.reset(a=[b"1", b"2", b"NaN", b"4"])
+    with TopologyHarness(topology(WithLines()), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: World.committed.get("a") == 4)
+        unread, undecoded = harness.run().dead_letters
+    assert World.seen == [[1], [4]]
+    assert unread["error"].endswith("UnreadableRecord: in.csv, line 20: one field")
+    assert unread["position"]["line"] == 20 and unread["position"]["value"] == "2"
+    assert "a, line 30: InvalidJson: NaN is not a number of JSON" in undecoded["error"]
 
 
 def test_a_blocking_record_stops_its_partition_and_is_reported_once() -> None:
@@ -245,6 +359,7 @@ def test_what_is_skipped_or_not_decoded_takes_no_turn(
 
     def values(self: SourceSpout, record: SourceRecord) -> Any:
         found = SourceSpout.values(self, record)
+        assert found is not None
         return None if found[0] % 1000 else found
 
     source: Any = make()
@@ -477,3 +592,8 @@ def test_a_function_decodes_and_fields_are_taken_by_name() -> None:
 def test_a_spout_without_a_source_is_refused() -> None:
     with pytest.raises(InvalidTopology, match="has no source"):
         SourceSpout.spec(outputs=["n"])
+
+
+def test_an_on_null_that_means_nothing_is_refused() -> None:
+    with pytest.raises(InvalidTopology, match="on_null of Reads is 'drop': make it"):
+        topology(OnLoop(), on_null="drop")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import array
 import logging
+import math
 import re
 import types
 import zlib
@@ -32,6 +33,7 @@ from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.groupings import fields_chooser, stable_hash
+from storm_dagster.model.json_values import encode_converted
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.values import UnreadableValue, decode_value, encode_value, register_classes
 from storm_dagster.model.wire import MAX_FRAME_BYTES, decode_frame
@@ -679,7 +681,7 @@ def test_a_shell_component_is_warned_once(caplog: pytest.LogCaptureFixture) -> N
         process=types.SimpleNamespace(send=sent.append),
     )
     caplog.set_level(logging.WARNING)
-    for values in ([1, "a"], [2.5, [None, {"a": True}]], [b"a", float("nan")], [[{"x": {1}}], 1]):
+    for values in ([1, "a"], [2.5, [None, {"a": True}]], [b"a", {1}], [[{"x": {1}}], 1]):
         tup = types.SimpleNamespace(component="given", stream="default", task=1, values=values)
         runner._send_tuple(tup)
     (record,) = caplog.records
@@ -690,3 +692,40 @@ def test_a_shell_component_is_warned_once(caplog: pytest.LogCaptureFixture) -> N
         and "base64" in text
     )
     assert len(sent) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (math.nan, r"at \.tuple\[1\]: nan is not a number of JSON"),
+        ({"x": [-math.inf]}, r"at \.tuple\[1\]\.x\[0\]: -inf"),
+        ("\ud800", r"at \.tuple\[1\]: .* half of a surrogate pair"),
+    ],
+)
+def test_a_value_that_json_lacks_fails_its_tuple_and_no_program_gets_it(
+    value: Any, reason: str
+) -> None:
+    runner: Any = ShellBoltRunner.__new__(ShellBoltRunner)
+    failed: list[Any] = []
+    errors: list[BaseException] = []
+    runner.__dict__.update(
+        component="shell",
+        task_id=1,
+        shared=types.SimpleNamespace(warned=set(), catches=Exception),
+        context=types.SimpleNamespace(source_fields=lambda *_: ["a", "b"]),
+        in_flight={},
+        _ids=iter("12"),
+        process=types.SimpleNamespace(send=lambda message: encode_converted(message, str)),
+        report=lambda error, activity: errors.append(error),
+        fail=lambda tup, reason: failed.append(tup),
+    )
+    tuples = [
+        types.SimpleNamespace(component="given", stream="default", task=1, values=[None, part])
+        for part in (value, 2**70)
+    ]
+    for tup in tuples:
+        runner._send_tuple(tup)
+    assert failed == tuples[:1]
+    assert [tup for tup, _ in runner.in_flight.values()] == tuples[1:]
+    (error,) = errors
+    assert re.search(reason, str(error))

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import math
 import time
 from typing import Any
 
@@ -24,20 +23,21 @@ _TICK = "tick-"
 """Prefix of the ids of ticks."""
 _CHANGED = (
     "component %r is a program and gets field %s of stream %r of %r changed: JSON has no bytes "
-    "(they are base64), NaN or infinity (null), tuples and sets (lists), dates and other types "
+    "(they are base64), tuples and sets (lists), dates and other types "
     "(text)"
 )
 
 
 def _is_altered(value: Any) -> bool:
-    """True if a program gets another value, because JSON lacks the type."""
+    """True if a program gets another value, because JSON lacks the type.
+
+    NaN and infinities are refused, and so not altered.
+    """
     kind = type(value)
     if kind is list:
         return any(map(_is_altered, value))
     if kind is dict:
         return any(type(key) is not str or _is_altered(part) for key, part in value.items())
-    if kind is float:
-        return not math.isfinite(value)
     return kind is bytes or kind not in ATOMIC
 
 

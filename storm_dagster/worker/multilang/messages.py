@@ -6,11 +6,10 @@ lost. Pure, except :func:`read_output`, which reads the pipe.
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
-import msgspec
+from storm_dagster.model.json_values import InvalidJson, decode_json
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message of a program."""
@@ -18,7 +17,6 @@ _MAX_CANDIDATES = 20
 """Places in the lines before an ``end`` at which a message is looked for."""
 _MAX_SHOWN = 500
 """Characters of a line that are logged."""
-_decode = msgspec.json.Decoder().decode
 
 
 class StrayLine(NamedTuple):
@@ -71,15 +69,16 @@ def parse_frame(lines: Sequence[bytes]) -> list[Any]:
     candidates = list(_candidates(lines))
     for number, prefix, text in candidates:
         try:
-            message = _decode(text)
-        except (msgspec.MsgspecError, RecursionError):
+            message = decode_json(text)
+        except InvalidJson:
             continue
         if isinstance(message, dict | list):
             return [*_strays(lines[:number], prefix), message]
     for number, prefix, text in candidates:
         document = _decode_anyhow(text)
         if document is not None:
-            return [*_strays(lines[:number], prefix), _broken(document)]
+            broken = BrokenMessage(document, _reason_of(text))
+            return [*_strays(lines[:number], prefix), broken]
     strays = _strays(lines, b"")
     if not candidates:
         return strays
@@ -121,40 +120,13 @@ def _decode_anyhow(text: bytes) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _broken(document: dict[str, Any]) -> BrokenMessage:
-    if _has(document, _is_not_finite):
-        reason = "NaN and infinity are not JSON: send null, or a string"
-    elif _has(document, _has_surrogate):
-        reason = (
-            "its text has bytes that are not UTF-8, or lone surrogates: write UTF-8, and decode "
-            "input in its own encoding"
-        )
-    else:
-        reason = "it is not valid JSON, or has a number of more than 64 bits: send it as a string"
-    return BrokenMessage(document, reason)
-
-
-def _has(value: Any, matches: Any) -> bool:
-    """True if a value, or a part of it at any depth, matches."""
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            waiting += part.keys()
-            waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
-        elif matches(part):
-            return True
-    return False
-
-
-def _is_not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _has_surrogate(value: Any) -> bool:
-    return isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value)
+def _reason_of(text: bytes) -> str:
+    """The reason why a text is not JSON."""
+    try:
+        decode_json(text)
+    except InvalidJson as error:
+        return f"its JSON is not valid: {error}"
+    return "it is not a command"
 
 
 def _strays(lines: Sequence[bytes], prefix: bytes) -> list[Any]:

@@ -19,9 +19,8 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
-
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.json_values import encode_converted
 from storm_dagster.worker.multilang.messages import read_output
 
 _log = logging.getLogger("storm_dagster.component")
@@ -33,7 +32,6 @@ LOG_LEVELS = {0: 5, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: lo
 # if the worker was killed. Python 3.10 would have to run code between fork and exec for that.
 _GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
 _PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-_encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def _program(name: str) -> str:
@@ -101,8 +99,11 @@ class ShellProcess:
         threading.Thread(target=target, args=(pipe,), name=name, daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue a message for the program; any thread."""
-        self._outgoing.put(_encode(message) + b"\nend\n")
+        """Queue a message for the program; any thread.
+
+        Raises :class:`NoJsonForm` for NaN, infinities and half of a surrogate pair in it.
+        """
+        self._outgoing.put(encode_converted(message, str) + b"\nend\n")
 
     def unwritten(self) -> int:
         """Return the number of messages that wait to be written."""
@@ -123,7 +124,7 @@ class ShellProcess:
 
     def send_task_ids(self, tasks: list[int]) -> None:
         """Queue the response to an emit; any thread."""
-        self._task_ids.append(_encode(tasks) + b"\nend\n")
+        self._task_ids.append(encode_converted(tasks, str) + b"\nend\n")
         # Wakes the writer.
         self._outgoing.put(b"")
 

@@ -40,6 +40,11 @@ _log = logging.getLogger(__name__)
 
 _PUBLISH_SECS = 10.0
 """Longest wait until an opening is published."""
+_IDENTITY = "\0identity"
+"""End of the key of a partition's identity, in the log of positions.
+
+Earlier releases take it for a partition that is gone (docs/decisions.md#positions).
+"""
 Publish = Callable[[str, tuple[int, int], str, bool], "Future[None]"]
 """(key in ``StateHome.openings``, opening, host, is_local).
 
@@ -271,7 +276,7 @@ class _ByReader(Partitioning):
     """Division in which each partition's position is at its reader."""
 
     def owner(self, key: Any) -> int:
-        return reader_of(key, self.tasks)
+        return reader_of(key.removesuffix(_IDENTITY), self.tasks)
 
 
 class Positions:
@@ -282,11 +287,31 @@ class Positions:
 
     def __init__(self, log: StateLog) -> None:
         self._log = log
-        self.current: dict[str, Any] = dict(log.contents.values)
+        self.current: dict[str, Any] = {}
         """The saved positions."""
+        self.identities: dict[str, Any] = {}
+        """Partition -> identity that was saved beside its position."""
+        stored_identities: dict[str, Any] = {}
+        for key, value in log.contents.values.items():
+            if key.endswith(_IDENTITY):
+                stored_identities[key.removesuffix(_IDENTITY)] = value
+            else:
+                self.current[key] = value
+        for partition, entry in stored_identities.items():
+            # An earlier release stores positions without their identities.
+            position, identity = entry
+            if partition in self.current and self.current[partition] == position:
+                self.identities[partition] = identity
 
-    def save(self, positions: Mapping[str, Any], forget: Collection[str] = ()) -> None:
-        """Store these positions and drop those in ``forget``.
+    def save(
+        self,
+        positions: Mapping[str, Any],
+        forget: Collection[str] = (),
+        identities: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Store these positions and identities, and drop those in ``forget``.
+
+        A position that is stored without an identity has none from then on.
 
         Durable when it returns. Raises as :meth:`StateLog.append`, for instance since the task runs
         elsewhere by now, or as :meth:`StateLog.compact`: then reopen the positions.
@@ -295,10 +320,19 @@ class Positions:
             (partition, encode_value(position, partition))
             for partition, position in positions.items()
         ]
-        self._log.append(Checkpoint(values=values, removed=list(forget)))
+        for partition, identity in (identities or {}).items():
+            position = positions[partition] if partition in positions else self.current[partition]
+            key = f"{partition}{_IDENTITY}"
+            values.append((key, encode_value([position, identity], key)))
+        removed = [*forget, *(f"{partition}{_IDENTITY}" for partition in forget)]
+        self._log.append(Checkpoint(values=values, removed=removed))
         self.current.update(positions)
+        for partition in positions:
+            self.identities.pop(partition, None)
+        self.identities.update(identities or {})
         for partition in forget:
             self.current.pop(partition, None)
+            self.identities.pop(partition, None)
         self._log.compact()
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.core.dataplane.acking import BoundedMap, PendingMap
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.json_values import shown_json
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.model.values import copy_value, decode_value, encode_value
 from storm_dagster.model.wire import DeadLetterQuery
@@ -53,9 +54,12 @@ def _key(tup_id: Any) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value as encoded JSON, or its ``repr`` if it has no such form."""
+    """Return a value as encoded JSON, or its ``repr`` if it has no such form.
+
+    NaN and other parts that JSON lacks are text in it.
+    """
     try:
-        return msgspec.Raw(msgspec.json.encode(value, enc_hook=short_repr))
+        return msgspec.Raw(shown_json(value, short_repr))
     except Exception:
         return short_repr(value, 1000)
 

@@ -83,6 +83,12 @@ def _text_of(value: Any, levels: int) -> str:
 def _string(value: str) -> str:
     if "\0" in value:
         raise NoJsonForm(f"the text {_excerpt(value)} has a NUL character: remove it")
+    check_characters(value)
+    return encode_basestring(value)
+
+
+def check_characters(value: str) -> None:
+    """Raise :class:`NoJsonForm` for text with half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -90,7 +96,6 @@ def _string(value: str) -> str:
             f"the text {_excerpt(value)} has half of a surrogate pair, which is not a character"
         )
         raise NoJsonForm(f"{reason}: remove or replace it") from None
-    return encode_basestring(value)
 
 
 def _whole_number(value: int) -> str:
@@ -103,14 +108,19 @@ def _whole_number(value: int) -> str:
 
 
 def _float(value: float) -> str:
-    if not isfinite(value):
-        raise NoJsonForm(f"{float.__repr__(value)} is not a number of JSON: make it None or text")
+    check_finite(value)
     text = float.__repr__(value)
     if "e+" not in text:
         return text
     # PostgreSQL returns 1e+23 without a fraction. A reader takes that for a whole number, and the
     # whole number 10**23 is not equal to the float.
     return f"{Decimal(text):f}.0"
+
+
+def check_finite(value: float) -> None:
+    """Raise :class:`NoJsonForm` for NaN and infinities."""
+    if not isfinite(value):
+        raise NoJsonForm(f"{float.__repr__(value)} is not a number of JSON: make it None or text")
 
 
 def _map(value: Mapping[Any, Any], levels: int) -> str:

@@ -1,0 +1,206 @@
+"""Records of one file, by its format: lines, CSV or Parquet.
+
+A record that cannot be read is returned with the reason, and those after it are read.
+"""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MAX_EXCERPT = 1 << 16
+"""Maximum number of characters that are kept of a record that cannot be read."""
+_OTHER_DELIMITERS = ";\t|"
+"""Delimiters that a header of one field shows, if they are in it."""
+
+ShortRows = Literal["reject", "none"]
+"""Handling of a row of CSV that has fewer fields than the header."""
+
+
+class FileRow(msgspec.Struct, frozen=True, gc=False):
+    """One record of a file."""
+
+    value: Any
+    """The record, or the text of one that cannot be read."""
+    line: int | None = None
+    """Number of the line at which it begins, from 1 on; ``None`` in a format without lines."""
+    error: str = ""
+    """Reason why it cannot be read."""
+
+
+class TextOptions(NamedTuple):
+    """Form of the text of a file."""
+
+    encoding: str = "utf-8"
+    delimiter: str | None = None
+    """Character between the fields of CSV; ``None``: a comma, unless the header shows another."""
+    short_rows: ShortRows = "reject"
+
+    @property
+    def is_utf8(self) -> bool:
+        """True for the default encoding, in which lines are bytes."""
+        return self.encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig")
+
+
+def line_rows(file: Any, options: TextOptions, lines_before: int = 0) -> Iterator[FileRow]:
+    """The lines of a file without their ends, as bytes, or as text of another encoding.
+
+    Empty lines are no records. ``lines_before``: number of lines before the position of the file.
+    """
+    if not options.is_utf8:
+        yield from _text_line_rows(file, options.encoding)
+        return
+    number = lines_before
+    for line in file:
+        number += 1
+        if number == 1 and line.startswith(_BYTE_ORDER_MARK):
+            line = line[len(_BYTE_ORDER_MARK) :]
+        text = line.rstrip(b"\r\n")
+        if text:
+            yield FileRow(text, number)
+
+
+def _text_line_rows(file: Any, encoding: str) -> Iterator[FileRow]:
+    with _text_of(file, encoding, "\n") as text_file:
+        for number, line in enumerate(text_file, 1):
+            text = line.rstrip("\r\n")
+            if text:
+                yield FileRow(text, number, _undecoded(text, encoding))
+
+
+@contextmanager
+def _text_of(file: Any, encoding: str, newline: str) -> Iterator[io.TextIOWrapper]:
+    """The text of a file, which stays open.
+
+    Bytes that are not of the encoding become halves of surrogate pairs.
+    """
+    text_file = io.TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline)
+    try:
+        yield text_file
+    finally:
+        text_file.detach()
+
+
+def _undecoded(text: str, encoding: str) -> str:
+    """Reason if a part of the text is not of the encoding; empty if all is."""
+    if text.isascii():
+        return ""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # The decoder adds 0xdc00 to a byte that it cannot decode.
+        byte = ord(text[error.start]) & 0xFF
+        return f"byte 0x{byte:02x} is not {encoding}: set encoding of the FileSource"
+    return ""
+
+
+def csv_rows(file: Any, options: TextOptions) -> Iterator[FileRow]:
+    """The rows of a CSV file as maps from the names of its header.
+
+    A row with another number of fields, with a quote out of place, or with bytes that are not of
+    the encoding, has an error. Raises ``ValueError`` for a header that cannot be used, and for a
+    field of more than 128 KiB, behind which no row is certain.
+    """
+    # "utf-8-sig" drops a byte order mark.
+    encoding = "utf-8-sig" if options.is_utf8 else options.encoding
+    with _text_of(file, encoding, "") as text_file:
+        yield from _rows_of_text(text_file, options)
+
+
+def _rows_of_text(text_file: io.TextIOWrapper, options: TextOptions) -> Iterator[FileRow]:
+    # Lines of the current row.
+    lines: list[str] = []
+
+    def record_lines() -> Iterator[str]:
+        for line in text_file:
+            lines.append(line)
+            yield line
+
+    reader = csv.reader(record_lines(), delimiter=options.delimiter or ",", strict=True)
+    header: list[str] | None = None
+    while True:
+        number = reader.line_num + 1
+        lines.clear()
+        error = ""
+        row: list[str] = []
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as problem:
+            error = _quoting_error(problem, number)
+        if not row and not error:
+            # An empty line.
+            continue
+        text = lines[0] if len(lines) == 1 else "".join(lines)
+        if header is not None and len(row) == len(header) and not error and text.isascii():
+            # The usual row: without the checks below it costs a third less.
+            yield FileRow(dict(zip(header, row, strict=True)), number)
+            continue
+        error = _undecoded(text, options.encoding) or error
+        if header is not None:
+            yield _csv_row(header, row, number, text, error, options.short_rows)
+        else:
+            _check_header(row, error, options.delimiter, number)
+            header = row
+
+
+def _csv_row(
+    header: Sequence[str],
+    fields: Sequence[str],
+    number: int,
+    text: str,
+    error: str,
+    short_rows: ShortRows,
+) -> FileRow:
+    """The record of the fields of a row, or of its text and the reason why it has none."""
+    is_filled = len(fields) < len(header) and short_rows == "none"
+    if not error and len(fields) != len(header) and not is_filled:
+        error = f"{len(fields)} fields, and the header has {len(header)}"
+    if error:
+        return FileRow(text[:_MAX_EXCERPT], number, error)
+    # The names of a short row without a field have None.
+    return FileRow(dict(zip_longest(header, fields)), number)
+
+
+def _quoting_error(problem: csv.Error, number: int) -> str:
+    """Reason of a row that the reader refuses."""
+    reason = str(problem)
+    if "field larger" in reason:
+        # Its end is unknown: the lines after it may be of the same field.
+        raise ValueError(f"line {number}: {reason}") from None
+    if "unexpected end of data" in reason:
+        return "a quote is opened here, and not closed before the end of the file"
+    return f"a quote is out of place ({reason})" if "expected after" in reason else reason
+
+
+def _check_header(header: Sequence[str], error: str, delimiter: str | None, number: int) -> None:
+    """Raise ``ValueError`` if a header cannot be used."""
+    if error:
+        raise ValueError(f"line {number}, the header: {error}")
+    for name in header:
+        if header.count(name) > 1:
+            raise ValueError(f"line {number}: the header has {name!r} twice: rename a column")
+    if delimiter is not None or len(header) > 1:
+        return
+    for other in _OTHER_DELIMITERS:
+        if other in header[0]:
+            raise ValueError(
+                f"line {number}: the header is one field with {other!r} in it: set "
+                f'delimiter={other!r} of the FileSource, or delimiter="," if it is one name'
+            )
+
+
+def parquet_rows(file: Any) -> Iterator[FileRow]:
+    """The rows of a Parquet file as maps."""
+    from pyarrow.parquet import ParquetFile
+
+    # 1000 rows at a time bound the memory.
+    for batch in ParquetFile(file).iter_batches(1000):
+        for row in batch.to_pylist():
+            yield FileRow(row)
