@@ -203,7 +203,7 @@ LATIN_1 = (
             True,
             "'other'",
         ),
-        ('send({"command": "emit", "anchors": [OWN], "tuple": ["\\ud800"]})', True, "UTF-8"),
+        ('send({"command": "emit", "anchors": [OWN], "tuple": ["\\ud800"]})', True, "surrogate"),
         (LATIN_1, True, "UTF-8"),
         ('send({"command": "emit", "anchors": [OWN]})', True, "tuple"),
         ('send({"command": "emit", "anchors": [], "tuple": [1, 2]})', False, "2 values"),
