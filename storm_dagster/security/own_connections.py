@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 
 _OPEN = (1, 8)
@@ -12,20 +13,30 @@ _DESCRIPTORS = "/dev/fd"
 """Folder with the numbers of the open files of this process."""
 
 
+_one_at_a_time = threading.Lock()
+"""Held while duplicates exist: a second listing would duplicate those of the first."""
+
+
 @contextlib.contextmanager
 def connections_to(port: int) -> Iterator[list[socket.socket]]:
     """The connections of this process to servers at that port, at any address.
 
     They are duplicates, which are closed after the block: a ``shutdown`` ends the connection, a
-    ``close`` does not. Empty where the system does not list the open files of a process.
+    ``close`` does not. Other blocks of this process wait meanwhile. Empty where the system does not
+    list the open files of a process.
     """
-    with contextlib.ExitStack() as open_links:
+    with _one_at_a_time, contextlib.ExitStack() as open_links:
         links: list[socket.socket] = []
         for descriptor in _open_descriptors():
+            if any(link.fileno() == descriptor for link in links):
+                # The number was that of the listing itself, and is now a duplicate's.
+                continue
             with contextlib.suppress(OSError):
-                link = open_links.enter_context(duplicate(descriptor))
+                link = duplicate(descriptor)
                 if _peer_port(link) == port:
-                    links.append(link)
+                    links.append(open_links.enter_context(link))
+                else:
+                    link.close()
         yield links
 
 

@@ -8,7 +8,6 @@ sent. Where TLS or another mutual proof holds, nobody is asked.
 
 import ipaddress
 import os
-import pwd
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -120,17 +119,28 @@ def user_id(user: str) -> int | None:
     if user.isascii() and user.isdigit():
         return int(user)
     try:
+        # Not at the top: some systems lack the module, and run clients.
+        import pwd
+
         return pwd.getpwnam(user).pw_uid
-    except KeyError:
+    except (ImportError, KeyError):
+        return None
+
+
+def _account_name(uid: int) -> str | None:
+    """Name of a user; ``None`` if this host has none for the id."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(uid).pw_name
+    except (ImportError, KeyError):
         return None
 
 
 def user_name(uid: int) -> str:
     """Name of a user for messages, with the id."""
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"uid {uid}"
+    name = _account_name(uid)
+    return f"uid {uid}" if name is None else f"{name} (uid {uid})"
 
 
 @dataclass(frozen=True)
@@ -278,7 +288,4 @@ _SECRET = "set storm.secret.file, or use TLS (storm.tls.*)"
 
 def _name_or_id(uid: int) -> str:
     """Name of a user as the conf has it."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"'{uid}'"
+    return _account_name(uid) or f"'{uid}'"

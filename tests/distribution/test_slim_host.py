@@ -59,7 +59,7 @@ def test_the_list_asks_for_the_versions_that_the_package_asks_for() -> None:
 def test_the_worker_image_is_installed_from_the_list() -> None:
     stages = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")
     (stage,) = [text for text in stages if "AS worker" in text.splitlines()[0]]
-    assert stage.startswith("python AS worker") and "-r /opt/requirements-worker.txt" in stage
+    assert stage.startswith("python AS worker") and "-r /wheels/requirements-worker.lock" in stage
     assert "--no-deps /code/*.whl" in stage
     assert "jre" not in stage, "no JVM runs on such a host"
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))[
@@ -76,11 +76,12 @@ def test_supervisors_and_workers_load_with_the_listed_distributions_alone() -> N
         """
         import importlib, pkgutil
         import structlog, storm_dagster.cli.daemon_verbs, storm_dagster.supervisor, storm_dagster.worker
+        import storm_dagster.host.processes
         for package in (storm_dagster.supervisor, storm_dagster.worker):
             for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
                 if not module.name.endswith("__main__"):
                     importlib.import_module(module.name)
-        assert list(storm_dagster.supervisor.processes.processes())
+        assert list(storm_dagster.host.processes.processes())
         """
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -125,7 +126,7 @@ def test_a_verb_names_the_part_that_it_lacks(
             "pyarrow",
         ),
         (
-            "import storm_dagster.api.spark.session as s; s._connect(('local', 'local[1]'), {})",
+            "import storm_dagster.api.spark.session as s; s._connect(('local', 'local[1]'), {}, '', None)",
             "pyspark",
         ),
     ],

@@ -36,6 +36,7 @@ def test_every_first_level_path_is_created_with_the_root_or_by_its_writer() -> N
         paths.NIMBUS_MASTER,
         paths.DEPLOYS,
         paths.EVENTS,
+        paths.ACCESS_TOKENS,
     }
     assert set(paths.FIRST_LEVEL) == set(constants) - by_writers
     assert len(set(paths.FIRST_LEVEL)) == len(paths.FIRST_LEVEL)
