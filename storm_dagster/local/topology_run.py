@@ -29,8 +29,7 @@ from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.single_process import number_tasks, place_all
 from storm_dagster.worker.tasks.errors import ErrorReporter
 from storm_dagster.worker.tasks.plain_values import short_repr
-from storm_dagster.worker.tasks.runner import Runner
-from storm_dagster.worker.tasks.shared import Shared
+from storm_dagster.worker.tasks.shared import RunningTask, Shared
 
 _SLOT = Slot("local", 0)
 _MAX_PAUSE_SECS = 0.1
@@ -137,7 +136,7 @@ class TopologyRun:
         """True if the end was requested, or a limit was reached."""
         return bool(self._end)
 
-    def blocking_task(self) -> Runner | None:
+    def blocking_task(self) -> RunningTask | None:
         """Return the task that occupies the loop now, if one does."""
         return self.shared.at
 
