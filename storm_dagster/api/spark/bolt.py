@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.spark import session as spark_session
 from storm_dagster.api.spark.bridge import rows_of
+from storm_dagster.api.spark.causes import innermost
 from storm_dagster.api.spark.columns import arrow_types, column_array
 from storm_dagster.api.target_retries import TargetRetries
 from storm_dagster.api.tuples import Tuple
@@ -344,7 +345,7 @@ class SparkBolt(Bolt):
             cause = reason
         else:
             # The first line of an error of Spark explains little.
-            cause = spark_session.innermost(reason)
+            cause = innermost(reason)
         for tup in tups:
             self.fail(tup, cause)
         self._errors.report(reason)
@@ -352,7 +353,7 @@ class SparkBolt(Bolt):
     def _bad_row(self, tup: Tuple, error: Exception) -> InvalidRequest:
         """The reason of a failed tuple whose row raises alone."""
         row = dict(zip(self._column_names(tup), tup.values, strict=False))
-        cause = spark_session.innermost(error)
+        cause = innermost(error)
         return InvalidRequest(
             f"{self._subject}: {self.function} fails with the row {row!r:.300} alone, "
             f"whose tuple fails ({cause})"
