@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from storm_dagster.api.outages import OutageReports
 from storm_dagster.host.waiting import Backoff
 
 if TYPE_CHECKING:
@@ -10,12 +11,10 @@ if TYPE_CHECKING:
 MIN_PAUSE_MS = 500
 MAX_PAUSE_MS = 10_000
 """The pause between two retries grows from the smaller to the larger one."""
-REPORT_MS = 60_000
-"""Milliseconds between two reports of one kind."""
 
 
 class TargetRetries:
-    """Pauses between the retries of one bolt, and the limit of its reports.
+    """Pauses between the retries of one bolt, and its reports.
 
     While the bolt waits, the worker passes it no tuples, holds the spouts back, and lets no message
     timeout run: see ``Bolt._is_full`` and ``Bolt._room_at``, which this sets. Used by the thread
@@ -25,10 +24,7 @@ class TargetRetries:
     def __init__(self, bolt: "Bolt") -> None:
         self._bolt = bolt
         self._pauses_ms = Backoff(MIN_PAUSE_MS, MAX_PAUSE_MS)
-        self._report_at: dict[str, int] = {}
-        """Kind of report -> time from which on it may be reported once more."""
-        self.since_ms: int = 0
-        """Time of the first failure, in milliseconds since 1970; 0 while the target answers."""
+        self.reports = OutageReports(bolt)
 
     def is_due(self) -> bool:
         """True if the pause is over, and the task still belongs to this process.
@@ -46,7 +42,7 @@ class TargetRetries:
         """
         bolt = self._bolt
         now = bolt.context.now_ms()
-        self.since_ms = self.since_ms or now
+        self.reports.begin()
         if pause_ms is None:
             pause_ms = round(self._pauses_ms.next_pause())
         bolt._room_at = now + pause_ms
@@ -56,12 +52,4 @@ class TargetRetries:
         """Note that the target answers: the next wait begins with a short pause."""
         self._pauses_ms.reset()
         self._bolt._room_at = 0
-        self.since_ms = 0
-
-    def may_report(self, kind: str) -> bool:
-        """True once a minute for each kind of report: a true result counts as its report."""
-        now = self._bolt.context.now_ms()
-        if now < self._report_at.get(kind, 0):
-            return False
-        self._report_at[kind] = now + REPORT_MS
-        return True
+        self.reports.end()

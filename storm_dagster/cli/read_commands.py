@@ -164,6 +164,9 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
     windows = document.get("windows", {})
     rows = [(number, windows[number]) for number in numbers if number in windows]
     print_table("windows", ["task", "why the next one is not due"], rows)
+    awaits = document.get("awaits", {})
+    rows = [(number, awaits[number]) for number in numbers if number in awaits]
+    print_table("systems that are away", ["task", "what it waits for"], rows)
     for warning in document.get("warnings", []):
         notify(f"warning: {warning}")
 

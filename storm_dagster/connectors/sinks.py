@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from storm_dagster.api.bolts import StatefulBolt
+from storm_dagster.api.outages import REPORT_MS
 from storm_dagster.api.specs import Outputs, Stream
-from storm_dagster.api.target_retries import REPORT_MS, TargetRetries
+from storm_dagster.api.target_retries import TargetRetries
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.connectors.table_reports import TableReports
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart, Unavailable
@@ -352,11 +353,11 @@ class SinkBolt(StatefulBolt):
             self._retries.wait(round(retry.after * 1000))
             # A short pause is not an error: only a batch that is a minute old is reported.
             if self.context.now_ms() - self._since > REPORT_MS:
-                self._report(retry)
+                self._report_away(retry)
         except Exception as error:
             self.close()
             self._retries.wait()
-            self._report(error)
+            self._report_away(error)
         else:
             self._retries.end()
             self._is_full = not is_written
@@ -471,21 +472,26 @@ class SinkBolt(StatefulBolt):
                 self.ack(tup)
         self._rejected_count += 1
         self.report_metric("rows_rejected", self._rejected_count)
-        self._report(
-            InvalidRequest(
-                f"{self._rejected_count} rows are rejected so far, this one: {reason:.500}"
+        if self._retries.reports.may_report("rejected"):
+            self.raise_exception(
+                InvalidRequest(
+                    f"{self._rejected_count} rows are rejected so far, this one: {reason:.500}"
+                )
             )
-        )
 
-    def _report(self, error: Exception) -> None:
-        """Report an error; errors of one type at most once a minute.
+    def _report_away(self, error: Exception) -> None:
+        """Show what is waited for, and report it once for each type of error.
 
         The errors that a change of the topology can repair keep their type; all others are reported
         as :class:`Unavailable` with the number of rows that wait.
         """
         kind = type(error).__name__
-        if self._retries.may_report(kind):
-            if not isinstance(error, InvalidRequest | MissingPart):
-                waiting = f"{len(self._writing)} rows wait for the sink, which is retried"
-                error = Unavailable(f"{waiting}: {kind}: {error}")
-            self.raise_exception(error)
+
+        def as_report(since: str) -> Exception:
+            if isinstance(error, InvalidRequest | MissingPart):
+                return error
+            waiting = f"{len(self._writing)} rows wait for the sink, which is retried"
+            return Unavailable(f"{waiting} since {since}: {kind}: {error}")
+
+        what = f"the sink {type(self.sink).__name__}"
+        self._retries.reports.tell(what, kind, f"{kind}: {error}", as_report)

@@ -16,6 +16,9 @@ ACKER = "__acker"
 TOPOLOGY_MASTER = "__topology_master"
 SYSTEM = "__system"
 
+AWAITED_METRIC = "what it waits for"
+"""Metric of a task whose other system is away, with its name and cause; empty if none is."""
+
 _TOPOLOGY_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 INVISIBLE = "\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\u061c"
 """Characters without a width and marks of direction, for a class of a pattern: a text with them is

@@ -5,6 +5,7 @@ tuple is used up.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -17,7 +18,9 @@ import pytest
 
 from storm_dagster.api import Bolt, ReliableSpout, SparkBolt, TopologyBuilder, Tuple
 from storm_dagster.api.spark.session import drop_worker_session, worker_session
+from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.wire import DeadLetterQuery
+from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_port
 from storm_rigs.servers.spark_server import SparkServer
@@ -170,12 +173,15 @@ def test_no_tuple_is_given_up_while_spark_is_away(
     )
     # A tuple may time out while the loss of the server is noticed.
     assert max(spout.instance.fails.values(), default=0) <= 1
-    assert len(errors) == 1, errors
+    assert len(errors) == 2, errors
     assert (
         errors[0].startswith("component 'spark', task ")
         and f"Spark at {server.remote}" in errors[0]
     )
     assert "tuples wait since 20" in errors[0] and "start it" in errors[0]
+    assert "Spark answers again: it was away for " in errors[1]
+    metrics = running.runner("spark").stats.metrics
+    assert metrics[AWAITED_METRIC] == "", "nothing is waited for"
 
 
 @pytest.mark.long
@@ -189,7 +195,7 @@ def test_two_minutes_without_spark_at_a_thousand_tuples_a_second(
     assert not spout.letters.answer(DeadLetterQuery(0))["entries"]
     assert {-n for n in Seen.numbers} == set(range(spout.instance.emitted))
     assert not spout.instance.fails, "no try is used up"
-    assert 2 <= len(errors) <= 4, "the error is reported once a minute"
+    assert len(errors) == 2, "the begin and the end of the outage"
 
 
 def test_a_task_waiting_for_spark_ends_immediately_and_returns_its_tuples(tmp_path: Path) -> None:
@@ -211,6 +217,8 @@ def test_a_task_waiting_for_spark_ends_immediately_and_returns_its_tuples(tmp_pa
         Stream.RATE, Stream.RUNS = 100, True
         waits = lambda: running.turn() or (spout.held and bolt.target_is_away())  # noqa: E731
         eventually(waits, 60, "the task waits for Spark", interval=0.003)
+        awaited = bolt.stats.metrics[AWAITED_METRIC]
+        assert awaited.startswith("waits for Spark since 20") and "refused" in awaited
         Stream.RUNS = False
         emitted = spout.instance.emitted
         assert emitted > 0 and not spout.instance.fails
@@ -224,3 +232,31 @@ def test_a_task_waiting_for_spark_ends_immediately_and_returns_its_tuples(tmp_pa
     finally:
         Stream.RUNS = False
         running.close()
+
+
+def test_an_hour_without_spark_is_one_error_and_few_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    builder = TopologyBuilder("away")
+    builder.set_spout("stream", Stream)
+    args = {"function": f"{__name__}:negated", "schema": "n long", "batch_secs": 0.1}
+    builder.set_bolt("spark", SparkBolt, inputs="stream", outputs=["n"], args=args)
+    conf = {"spark.remote": f"sc://127.0.0.1:{free_port()}"}
+    caplog.set_level(logging.INFO)
+    harness = TopologyHarness(
+        builder, {"stream": [[n] for n in range(20)]}, conf=conf, state_dir=tmp_path, simulated=True
+    )
+    with harness:
+        bolt: Any = next(
+            runner for runner in harness.engine.runners.values() if runner.component == "spark"
+        )
+        eventually(lambda: harness.advance(5) and bolt.target_is_away(), 60, "it waits for Spark")
+        lines = len(caplog.records)
+        for _ in range(60):
+            harness.advance(60)
+        assert bolt.target_is_away()
+        assert len(harness.errors) == 1, harness.errors
+        assert len(caplog.records) - lines <= 60, "at most one line a minute"
+        assert bolt.stats.metrics[AWAITED_METRIC].startswith(
+            "waits for Spark since 1970-01-01 00:0"
+        )

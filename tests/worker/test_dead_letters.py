@@ -32,6 +32,7 @@ from storm_dagster.api import (
 from storm_dagster.core.dataplane.acking import BoundedMap
 from storm_dagster.core.dataplane.keyed_state import Partitioning
 from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, Unavailable
+from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.wire import DeadLetterQuery
 from storm_dagster.nimbus.requests.running_workers import dead_letters
 from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_worker
@@ -562,8 +563,58 @@ def test_letters_of_real_workers_are_paged_and_come_back(rig_of: Callable[..., W
     assert sorted(used) == sorted(["", *(f"{n} set" for n in range(100))])
 
 
-def test_letters_that_are_dropped_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spout", [Numbers, BlockingNumbers])
+def test_letters_without_room_hold_the_spout_and_none_is_lost(spout: type, tmp_path: Path) -> None:
     conf = {"topology.dead.letter.max.bytes": 12_000}
+    told = lambda: [str(error) for _, error in harness.errors]  # noqa: E731
+    with TopologyHarness(build(spout, InLoop, **conf), state_dir=tmp_path) as harness:
+        run_until(harness, lambda found: found.dead_letters)
+        letters, metrics = letters_of(harness), letters_of(harness)._runner.stats.metrics
+        written = 1
+        # The tuples in flight may become letters while the spout is held.
+        while not letters.holds or written < 60:
+            assert letters.give_up(written, [100 + written, Decimal(1), AT], None, None)
+            written += 1
+        harness.tasks("numbers")[0].waiting.append(7)
+        assert len(harness.run().dead_letters) == metrics["dead_letters"] == written
+        assert "dead_letters_dropped" not in metrics
+        assert 7 not in [values[0] for values in Bug.seen], "the spout emits nothing"
+        assert metrics[AWAITED_METRIC].startswith("waits for room: its dead letters")
+        (begin,) = [text for text in told() if "the spout emits nothing" in text]
+        assert "dead-letters letters --replay" in begin and "overflow: drop" in begin
+        Bug.on = False
+        while letters.answer(DeadLetterQuery(0, replay=True))["entries"]:
+            harness.run()
+        eventually(
+            lambda: harness.run() and 7 in [values[0] for values in Bug.seen], 20, "it goes on"
+        )
+        assert metrics["dead_letters"] == 0 and metrics[AWAITED_METRIC] == ""
+        assert [text for text in told() if "have room again" in text]
+    assert {values[0] for values in Bug.seen} >= {100 + n for n in range(1, written)}
+
+
+def test_a_task_whose_letters_fill_their_room_begins_held(tmp_path: Path) -> None:
+    conf = {"topology.dead.letter.max.bytes": 12_000}
+    with TopologyHarness(build(Numbers, InLoop, **conf), state_dir=tmp_path) as harness:
+        run_until(harness, lambda found: found.dead_letters)
+        letters = letters_of(harness)
+        while not letters.holds:
+            assert letters.give_up(1, [100, Decimal(1), AT], None, None)
+    Bug.seen.clear()
+    with TopologyHarness(build(Numbers, InLoop, **conf), state_dir=tmp_path) as harness:
+        harness.run()
+        assert letters_of(harness).holds and not Bug.seen
+    drops = {**conf, "topology.dead.letter.overflow": "drop"}
+    with TopologyHarness(build(Numbers, InLoop, **drops), state_dir=tmp_path) as harness:
+        run_until(harness, lambda found: len(Bug.seen) >= 5)
+        assert not letters_of(harness).holds
+
+
+def test_letters_that_are_dropped_are_counted(tmp_path: Path) -> None:
+    conf = {
+        "topology.dead.letter.max.bytes": 12_000,
+        "topology.dead.letter.overflow": "drop",
+    }
     with TopologyHarness(build(Numbers, InLoop, **conf), state_dir=tmp_path) as harness:
         run_until(harness, lambda found: found.dead_letters)
         letters, metrics = letters_of(harness), letters_of(harness)._runner.stats.metrics

@@ -5,12 +5,12 @@ import inspect
 import logging
 import time
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.spark import session as spark_session
 from storm_dagster.api.spark.bridge import rows_of
+from storm_dagster.api.spark.causes import innermost
 from storm_dagster.api.spark.columns import arrow_types, column_array
 from storm_dagster.api.target_retries import TargetRetries
 from storm_dagster.api.tuples import Tuple
@@ -52,8 +52,8 @@ class SparkBolt(Bolt):
     are tried alone raise.
 
     While Spark is unreachable, the task keeps the batch and takes no tuples: spouts are held back,
-    no message timeout runs, and the error is reported once a minute. The batch is processed as soon
-    as Spark answers.
+    no message timeout runs, and the errors show the begin and the end of the outage. The batch is
+    processed as soon as Spark answers.
 
     A function with a parameter ``context`` gets that of the task, with the batch's ``batch_id``.
     """
@@ -186,15 +186,17 @@ class SparkBolt(Bolt):
     def _await_spark(self, tuples: list[Tuple], error: Unavailable) -> None:
         """Keep these tuples, and accept no others until Spark answers.
 
-        The error is reported once a minute.
+        The begin of the outage is reported, and what is waited for is shown.
         """
         self._waiting = tuples
         self._retries.wait()
-        if self._retries.may_report("Spark"):
-            began = datetime.fromtimestamp(self._retries.since_ms // 1000, timezone.utc)
-            waiting = f"{len(tuples)} tuples wait since {began:%Y-%m-%d %H:%M:%S} UTC"
+
+        def as_report(since: str) -> Exception:
+            waiting = f"{len(tuples)} tuples wait since {since}"
             state = f"{self._subject}: {waiting}, and no others are taken until Spark answers"
-            self.raise_exception(Unavailable(f"{state}: {error.message}"))
+            return Unavailable(f"{state}: {error.message}")
+
+        self._retries.reports.tell("Spark", "Spark", error.message, as_report)
 
     def _run_batch(self) -> None:
         """Run the batch, and search the rows that raise alone if it raises.
@@ -210,9 +212,26 @@ class SparkBolt(Bolt):
             if not self._run_next_part(run):
                 break
         if run.outage is None:
+            run.outage = self._hidden_outage(run)
+        if run.outage is None:
             self._finish_batch(run)
         else:
             self._await_spark(run.unacked(), run.outage)
+
+    def _hidden_outage(self, run: "_BatchRun") -> Unavailable | None:
+        """The outage that made parts of the batch fail after its first error; ``None`` without one.
+
+        Spark may be lost while bad rows are searched, and the function may hide that. So it is
+        asked once more before tuples fail.
+        """
+        errors = [error for _, error in run.bad]
+        if not errors or isinstance(errors[-1], StormDagsterError):
+            return None
+        if self._losses + 1 >= _MAX_LOSSES or spark_session.answers(self._session):
+            return None
+        self._losses += 1
+        spark_session.drop_worker_session(self._conf, self._session)
+        return spark_session.outage(self._conf, errors[-1])
 
     def _run_next_part(self, run: "_BatchRun") -> bool:
         """Run the function with the part on top of the stack, and ack its tuples.
@@ -344,7 +363,7 @@ class SparkBolt(Bolt):
             cause = reason
         else:
             # The first line of an error of Spark explains little.
-            cause = spark_session.innermost(reason)
+            cause = innermost(reason)
         for tup in tups:
             self.fail(tup, cause)
         self._errors.report(reason)
@@ -352,7 +371,7 @@ class SparkBolt(Bolt):
     def _bad_row(self, tup: Tuple, error: Exception) -> InvalidRequest:
         """The reason of a failed tuple whose row raises alone."""
         row = dict(zip(self._column_names(tup), tup.values, strict=False))
-        cause = spark_session.innermost(error)
+        cause = innermost(error)
         return InvalidRequest(
             f"{self._subject}: {self.function} fails with the row {row!r:.300} alone, "
             f"whose tuple fails ({cause})"

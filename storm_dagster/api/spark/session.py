@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from storm_dagster.api.spark.causes import innermost, reads_like_outage
 from storm_dagster.host.requirements import needs
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
@@ -34,7 +35,6 @@ from storm_dagster.security.spark_remote import (
     with_spark_token,
 )
 from storm_dagster.spark.link import (
-    SESSION_GONE,
     close_at_exit,
     limit_retries,
     open_channel,
@@ -50,12 +50,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Remedy of a Spark that does not answer.
 _START = "start it, or set topology.spark.remote / spark.master to one that runs"
-_SESSION_LOSS = re.compile(
-    "|".join(SESSION_GONE) + "|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
-    "failed to connect to|RETRIES_EXCEEDED|No active Spark session|SparkContext was shut down|"
-    "stopped SparkContext"
-)
-"""Error messages of a lost server or an expired session."""
 _SLOW_START = "Python worker failed to connect back"
 """Error message of Spark when its Python process does not start within 10 s."""
 _CHANGED = re.compile(
@@ -113,8 +107,7 @@ def is_session_loss(error: BaseException, session: Any) -> bool:
     With a ``session``, a job of it must fail, too: an error of the user's code may have a similar
     text.
     """
-    messages = [f"{type(cause).__name__}: {cause}" for cause in _causes(error)]
-    if not any(_SESSION_LOSS.search(message) for message in messages):
+    if not reads_like_outage(error):
         return False
     return session is None or not answers(session)
 
@@ -129,16 +122,6 @@ def answers(session: Any) -> bool:
         return session.range(1).count() == 1
     except Exception:
         return False
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """The error and its chain of causes and contexts."""
-    causes: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in causes:
-        causes.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    return causes
 
 
 def retry_slow_start(call: Callable[[], Any]) -> Any:
@@ -222,30 +205,6 @@ def query_error(
     return Unavailable(
         f"{subject}: a batch failed ({cause}): it is repeated from the checkpoint until it succeeds"
     )
-
-
-def innermost(error: BaseException) -> str:
-    """The type of an error, and the line of its text that names its cause.
-
-    Of a Python traceback it is the line below its last frame, else the first line; at most 500
-    characters.
-    """
-    name = type(error).__name__
-    details = getattr(error, "details", None)
-    if callable(details) and details():
-        # An error of gRPC: the first line of its text is "<_InactiveRpcError of RPC that terminated
-        # with:".
-        return f"{name}: {details():.500}"
-    lines = str(error).partition("\n\nJVM stacktrace:")[0].splitlines()
-    frames = [number for number, line in enumerate(lines) if line.lstrip().startswith('File "')]
-    if frames:
-        below = lines[frames[-1] :]
-        unindented = [line for line in below if line.strip() and not line[0].isspace()]
-        lines = unindented or lines
-    for line in lines:
-        if line.strip():
-            return f"{name}: {line.strip():.500}"
-    return name
 
 
 def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:

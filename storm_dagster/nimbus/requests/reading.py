@@ -33,6 +33,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable, t
 from storm_dagster.operations.live.worker_requests import WorkerLinks
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import (
+    awaited_systems,
     explain_document,
     problems,
     state_problems,
@@ -385,7 +386,8 @@ class ClusterReader:
         runnable = self.runnable(topology.id)
         snapshot = self.snapshot(topology.id)
         explained = explain_document(view, topology, runnable, document, snapshot.down, task)
-        return {**explained, "windows": window_reasons(snapshot)}
+        windows = window_reasons(snapshot)
+        return {**explained, "windows": windows, "awaits": awaited_systems(snapshot)}
 
     def cluster(self) -> dict[str, Any]:
         """Nimbuses, supervisors, and the state of healing."""

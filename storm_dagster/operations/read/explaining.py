@@ -17,6 +17,7 @@ from storm_dagster.core.snapshot.topology import TopologySnapshot
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.fusion import fused_components
 from storm_dagster.model.multimap import multimap
+from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.records import Assignment, StateHome, WorkerSlot
 from storm_dagster.model.slot import Slot
@@ -83,6 +84,16 @@ def window_reasons(snapshot: TopologySnapshot) -> dict[str, str]:
         if isinstance(reason, str) and reason:
             reasons[task] = reason
     return reasons
+
+
+def awaited_systems(snapshot: TopologySnapshot) -> dict[str, str]:
+    """Task -> what it waits for, as tasks report it whose other system is away."""
+    awaited: dict[str, str] = {}
+    for (_, task), metrics in snapshot.metrics.items():
+        text = metrics.get(AWAITED_METRIC)
+        if isinstance(text, str) and text:
+            awaited[task] = text
+    return awaited
 
 
 def _stored_placement(stored: Mapping[str, Any]) -> TopologyPlacement | None:

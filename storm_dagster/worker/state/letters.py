@@ -26,13 +26,28 @@ def letters_folder(root: Path, topology: str, component: str) -> Path:
     return state_folder(root, topology, component).with_suffix(".letters")
 
 
+class _Mark(msgspec.Struct):
+    """The field of a letter that a replay sets."""
+
+    replayed_ms: Any = None
+
+
+_mark_of = msgspec.json.Decoder(_Mark).decode
+
+
+def _is_replayed(raw: bytes) -> bool:
+    """True if a letter, as JSON, was replayed."""
+    return _mark_of(raw).replayed_ms is not None
+
+
 @dataclass(eq=False)
 class DeadLetterLog:
     """Dead letters by number, of at most ``max_bytes`` in all.
 
-    The oldest are dropped first, and the newest is always kept. The log is created with the first
-    letter. It is divided over the tasks of the spout: a task that no longer exists leaves its
-    letters to another.
+    The oldest are dropped first, and the newest is always kept. Without ``drops`` only those that
+    were replayed are dropped, and the others may need more than ``max_bytes``. The log is created
+    with the first letter. It is divided over the tasks of the spout: a task that no longer exists
+    leaves its letters to another.
     """
 
     folder: Path
@@ -47,6 +62,8 @@ class DeadLetterLog:
     """Limit of the letters as JSON, without the replaced values that the file may hold."""
     report: Callable[[Exception], None] = lambda error: None
     """Called with the errors of files that could not be read, for the operator."""
+    drops: bool = True
+    """True if letters that were not replayed may be dropped for newer ones."""
 
     def __post_init__(self) -> None:
         self._log: StateLog | None = None
@@ -56,6 +73,8 @@ class DeadLetterLog:
         """Number -> bytes of the letter, oldest first."""
         self._bytes = 0
         """Sum of :attr:`_sizes`."""
+        self._replayed: set[int] = set()
+        """Numbers of the letters that were replayed."""
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -120,6 +139,11 @@ class DeadLetterLog:
             if isinstance(entries[number], bytes)
         }
         self._bytes = sum(self._sizes.values())
+        self._replayed = {number for number in self._sizes if _is_replayed(entries[number])}
+
+    def unreplayed_bytes(self) -> int:
+        """Bytes of the letters that were not replayed."""
+        return self._bytes - sum(self._sizes[number] for number in self._replayed)
 
     def _entries(self) -> dict[int, Any]:
         """Number -> letter as JSON, or a list of letters of several tasks."""
@@ -262,7 +286,7 @@ class DeadLetterLog:
         for number in self._sizes:
             if total <= self.max_bytes:
                 break
-            if number not in entries:
+            if number not in entries and (self.drops or number in self._replayed):
                 dropped.append(number)
                 total -= self._sizes[number]
         letters = [msgspec.json.decode(log.contents.values[number]) for number in dropped]
@@ -270,6 +294,8 @@ class DeadLetterLog:
         for number in dropped:
             del self._sizes[number]
         self._sizes.update((number, len(raw)) for number, raw in entries.items())
+        self._replayed.difference_update(dropped, entries)
+        self._replayed.update(number for number, raw in entries.items() if _is_replayed(raw))
         self._bytes = total
         return letters
 

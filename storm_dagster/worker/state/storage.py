@@ -197,7 +197,10 @@ class StateStorage:
 
 
 def dead_letter_log(
-    context: TopologyContext, max_bytes: int, report: Callable[[Exception], None]
+    context: TopologyContext,
+    max_bytes: int,
+    report: Callable[[Exception], None],
+    drops: bool = True,
 ) -> DeadLetterLog | None:
     """Create the dead letter log of a spout's task, not yet open.
 
@@ -213,6 +216,7 @@ def dead_letter_log(
         context.may_write,
         max_bytes,
         report,
+        drops,
     )
 
 

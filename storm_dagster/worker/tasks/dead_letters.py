@@ -15,6 +15,7 @@ from storm_dagster.api.context import TopologyContext
 from storm_dagster.core.dataplane.acking import BoundedMap, PendingMap
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.json_values import shown_json
+from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.model.values import copy_value, decode_value, encode_value
 from storm_dagster.model.wire import DeadLetterQuery
@@ -35,6 +36,16 @@ _MAX_IDS = 10_000
 """Failing tuple ids that a task remembers; the tries of the oldest ones count from zero."""
 _PAGE_BYTES = 1 << 20
 """Length of a page after which it gets no further letter."""
+
+_REPORT_MS = 60_000
+"""Milliseconds between two reports that letters fill their room, or are dropped."""
+_HOLDS = (
+    "waits for room: its dead letters that were not replayed have {used:,} bytes of {limit:,} "
+    "(topology.dead.letter.max.bytes). Repair what their errors name and replay them "
+    "(storm-dagster dead-letters {name} --replay), raise the limit, or export them (--export) and "
+    "let the oldest be dropped (topology.dead.letter.overflow: drop)"
+)
+"""Why a spout is held."""
 
 
 class _Replay:
@@ -116,10 +127,21 @@ class DeadLetters:
         """Stored letters that were not replayed."""
         self._dropped = 0
         """Letters that were dropped without a replay, since the task was opened."""
+        self._warn_at = 0
+        """Time from which on dropped letters may be logged again."""
+        self.holds = False
+        """True while the letters fill their room, and the spout emits nothing. Any thread."""
+        self._held_since = 0
+        """Begin of that time, in milliseconds since 1970."""
+        self._report_hold_at = 0
+        """Time from which on a begin of it may be reported."""
+        self._hold_is_told = False
+        """True if its begin is reported, so that its end is to be."""
         self.log: DeadLetterLog | None = dead_letter_log(
             context,
             int(conf.get("topology.dead.letter.max.bytes") or 0),
             lambda error: runner.report(error, "dead letters"),
+            drops=conf.get("topology.dead.letter.overflow") == "drop",
         )
         if self.log is not None:
             context._on_close.append(self.log.close)
@@ -145,6 +167,39 @@ class DeadLetters:
         """Count the letters of a log that was opened, and publish the count."""
         letters = log.read()
         self._publish(sum("replayed_ms" not in letter for letter in letters.values()))
+        self._check_room(log)
+
+    def _check_room(self, log: DeadLetterLog) -> None:
+        """Hold the spout if the letters fill their room, or release it.
+
+        Unless letters may be dropped. It is released when a tenth of the room is free. Begin and
+        end are errors of the task, at most once a minute, and the begin is on the page.
+        """
+        if log.drops:
+            return
+        used = log.unreplayed_bytes()
+        is_full = used > log.max_bytes * (0.9 if self.holds else 1.0)
+        if is_full == self.holds:
+            return
+        self.holds = is_full
+        runner = self._runner
+        now = runner.shared.now_ms()
+        if is_full:
+            self._held_since = now
+            why = _HOLDS.format(used=used, limit=log.max_bytes, name=runner.context.topology_name)
+            runner.metric(AWAITED_METRIC, why)
+            self._hold_is_told = now >= self._report_hold_at
+            if self._hold_is_told:
+                self._report_hold_at = now + _REPORT_MS
+                runner.report(Unavailable(f"the spout emits nothing: {why}"), "dead letters")
+            return
+        runner.metric(AWAITED_METRIC, "")
+        if self._hold_is_told:
+            secs = (now - self._held_since) // 1000
+            text = (
+                f"the dead letters have room again: the spout, which was held for {secs} s, goes on"
+            )
+            runner.report(Unavailable(text), "dead letters")
 
     def _publish(self, count: int) -> None:
         """Set the count and its metric; a spout that never had a letter has no metric."""
@@ -239,16 +294,29 @@ class DeadLetters:
         was_open = log.is_open
         dropped = log.put(letter["number"], letter)
         unreplayed = sum("replayed_ms" not in dropped_letter for dropped_letter in dropped)
-        if dropped:
+        if unreplayed:
             self._dropped += unreplayed
             runner.metric("dead_letters_dropped", self._dropped)
-            _log.warning(
-                "the oldest dead letters of %s-%d are dropped", runner.component, runner.task_id
-            )
+            self._warn_of_drops()
         if was_open:
             self._publish(self._count + more - unreplayed)
+            self._check_room(log)
         else:
             self._recount(log)
+
+    def _warn_of_drops(self) -> None:
+        """Log that letters are dropped, once a minute: there may be thousands a second."""
+        runner = self._runner
+        now = runner.shared.now_ms()
+        if now < self._warn_at:
+            return
+        self._warn_at = now + _REPORT_MS
+        _log.warning(
+            "the oldest dead letters of %s-%d are dropped, %d so far",
+            runner.component,
+            runner.task_id,
+            self._dropped,
+        )
 
     def _change(self, replay: _Replay, more: int, **fields: Any) -> None:
         """Set fields of a letter whose replay has ended.

@@ -82,7 +82,8 @@ class SpoutBase(Runner):
 
     def may_emit(self) -> bool:
         """True if the spout may emit. Any thread."""
-        return self.shared.spouts_run and not self.held and not self.events_full
+        may_take = self.shared.spouts_run and not self.held and not self.events_full
+        return may_take and not self.letters.holds
 
     def retry_at(self) -> float:
         """Clock before which errors in a row keep the spout from ``next_tuple``."""
