@@ -278,7 +278,7 @@ def pins_of(lock: Path) -> dict[str, tuple[str, list[str]]]:
             continue
         pin, *options = line.split()
         name, _, version = pin.partition("==")
-        pins[canonicalize_name(name)] = (version, options)
+        pins[canonicalize_name(name.partition("[")[0])] = (version, options)
     return pins
 
 
