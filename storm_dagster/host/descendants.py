@@ -17,6 +17,8 @@ from storm_dagster.host.processes import signal_exactly
 
 MARK = "STORM_DAGSTER_WORKER"
 """Variable of a worker's environment with its id, which is random and new for every start."""
+_MAX_ENVIRONMENT = 128 * 1024
+"""Bytes of an environment in which the mark is looked for; it is the first variable of a worker."""
 _MAX_ROUNDS = 10
 """Rounds of signals, for processes that fork while they are ended."""
 
@@ -107,29 +109,54 @@ def _sessions_of(table: Mapping[int, ProcessEntry], seen: Collection[Identity]) 
     return sessions
 
 
-def marked(table: Iterable[ProcessEntry], worker_id: str) -> set[Identity]:
+def user_of(pid: int) -> int | None:
+    """Id of the user who started a process; ``None`` if it has ended.
+
+    The owner of its folder in ``/proc`` is root if the process asks for that.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb") as stream:
+            for line in stream:
+                if line.startswith(b"Uid:"):
+                    return int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def marked(table: Iterable[ProcessEntry], worker_id: str, user: int | None = None) -> set[Identity]:
     """The processes that were started with the mark of that worker.
 
-    Processes whose environment this user may not read are left out.
+    With ``user`` only those of that user are asked. Processes whose environment this user may not
+    read are left out. A process sets the size of its environment as it likes: only the begin is
+    read, in which the mark is.
     """
-    line = f"{MARK}={worker_id}".encode()
+    line = f"\0{MARK}={worker_id}\0".encode()
     processes: set[Identity] = set()
     for entry in table:
+        if user is not None and user_of(entry.pid) != user:
+            continue
         try:
-            with open(f"/proc/{entry.pid}/environ", "rb") as stream:
-                environment = stream.read()
+            with open(f"/proc/{entry.pid}/environ", "rb", buffering=0) as stream:
+                environment = stream.read(_MAX_ENVIRONMENT)
         except OSError:
             continue
-        if line in environment.split(b"\0"):
+        if line in b"\0" + environment + b"\0":
             processes.add((entry.pid, entry.start_ticks))
     return processes
 
 
-def kill_descendants(worker_id: str, seen: Collection[Identity] = (), session: int = 0) -> int:
+def kill_descendants(
+    worker_id: str,
+    seen: Collection[Identity] = (),
+    session: int = 0,
+    user: int | None = None,
+) -> int:
     """KILL all that descends from a dead worker, and return the number of processes.
 
     ``seen`` are descendants that were seen before. ``session`` is the pid of the worker, unless
-    another process has that pid by now. A worker without an id has no mark.
+    another process has that pid by now. ``user`` is the worker's, if it is known. A worker without
+    an id has no mark.
     """
     ended: set[Identity] = set()
     for _ in range(_MAX_ROUNDS):
@@ -139,7 +166,7 @@ def kill_descendants(worker_id: str, seen: Collection[Identity] = (), session: i
             sessions.add(session)
         roots = {*seen, *ended}
         if worker_id:
-            roots |= marked(table.values(), worker_id)
+            roots |= marked(table.values(), worker_id, user)
         members = descendants(table, roots, sessions).values()
         identities = {(entry.pid, entry.start_ticks) for entry in members}
         identities -= ended

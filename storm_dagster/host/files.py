@@ -46,6 +46,23 @@ def make_folder(folder: Path, option: str, *, mode: int = 0o777) -> Path:
     return folder
 
 
+def make_own_folder(folder: Path) -> Path:
+    """Create a folder of this user in one that others may write, such as a shared HOME.
+
+    Raises :class:`InvalidRequest` if it exists and another user made it, or may write into it: who
+    did could replace each file in it, or have another file overwritten through a link.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.lstat()
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0)
+    if not is_own or status.st_mode & stat.S_IWOTH:
+        raise InvalidRequest(
+            f"{folder} belongs to user {status.st_uid}, or other users may write into it: remove "
+            "it after a look at its content, or name a --home that no other user may write"
+        )
+    return folder
+
+
 def hold_folder(home: Path, role: str, id: str) -> IO[str]:
     """Hold ``HOME/<role>/<id>`` until the result is closed.
 

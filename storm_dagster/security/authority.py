@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storm_dagster.host.files import read_private_file, write_atomically
+from storm_dagster.host.files import make_own_folder, read_private_file, write_atomically
 from storm_dagster.model.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class CertificateFolder:
         ``names`` are those of the server. Raises as :meth:`authority`.
         """
         moment = now or utc_now()
-        self.path.mkdir(mode=0o700, exist_ok=True)
+        make_own_folder(self.path)
         authority = self.authority() if self.authority_file.exists() else None
         if authority is None or not authority.is_usable(moment):
             authority = new_authority(f"authority of {self.path.parent}"[:64], moment)

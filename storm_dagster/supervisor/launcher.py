@@ -206,7 +206,8 @@ class Launcher:
             self._conf["supervisor.worker.environment"],
             other_user=user is not None,
         )
-        environment[MARK] = worker_id
+        # First, where it is found whatever else the environment has.
+        environment = {MARK: worker_id, **environment}
         folder.mkdir(parents=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         # The worker starts even if the disk has no room for a copy of the log.
@@ -312,7 +313,8 @@ class Launcher:
         command = [*worker_command(self._conf, spec_path), SPARE]
         allowed = self._conf["supervisor.worker.environment"]
         environment = worker_environment(dict(os.environ), self._conf, None, self._home, allowed)
-        environment[MARK] = worker_id
+        # First, where it is found whatever else the environment has.
+        environment = {MARK: worker_id, **environment}
         return self._spawn(
             command, self._home, environment, Path(os.devnull), None, subprocess.PIPE
         )

@@ -23,6 +23,7 @@ from storm_dagster.host.descendants import (
     kill_descendants,
     process_table,
     seen_descendants,
+    user_of,
 )
 from storm_dagster.host.processes import ExactProcess, start_ticks
 from storm_dagster.host.waiting import poll
@@ -79,11 +80,13 @@ class LiveWorker:
     """Status in that heartbeat."""
 
 
-def end_descendants(process: WorkerProcess, seen: Collection[Identity] = ()) -> int:
+def end_descendants(
+    process: WorkerProcess, seen: Collection[Identity] = (), user: int | None = None
+) -> int:
     """KILL all that descends from a worker, and return the number of processes outside its cgroup.
 
     These are the processes of its cgroup, of its session, with its mark, and those that were
-    ``seen``. While a member of the session lives, the kernel does not reuse the leader's pid: if
+    ``seen``. ``user`` is the worker's, if it is known. While a member of the session lives, the kernel does not reuse the leader's pid: if
     another process has it, the session has no member.
     """
     if process.boot_id != boot_id():
@@ -92,7 +95,8 @@ def end_descendants(process: WorkerProcess, seen: Collection[Identity] = ()) -> 
         process.cgroup.kill()
     current_ticks = start_ticks(process.pid)
     is_reused = current_ticks is not None and current_ticks != process.start_ticks
-    return kill_descendants(process.worker_id, seen, 0 if is_reused else process.pid)
+    session = 0 if is_reused else process.pid
+    return kill_descendants(process.worker_id, seen, session, user)
 
 
 Watched: TypeAlias = dict[str, tuple[WorkerProcess, int]]
@@ -115,6 +119,8 @@ class ProcessWatch:
         """Keys of the processes that were alive after their pidfd was opened."""
         self._descendants: dict[str, set[Identity]] = {}
         """Key -> descendants of a worker without a cgroup, by the last look."""
+        self._users: dict[str, int] = {}
+        """Key -> user of the process, where it lived when it was added."""
         self._looked_at = float("-inf")
         """Boot clock of that look."""
         self._ending: list[WorkerCgroup] = []
@@ -132,8 +138,11 @@ class ProcessWatch:
             handle = os.pidfd_open(process.pid)
         except (OSError, AttributeError):
             handle = -1
+        user = user_of(process.pid)
         with self._lock:
             self._watched[key] = (process, handle)
+            if user is not None:
+                self._users[key] = user
         self._wake_thread()
 
     def seen(self, key: str) -> frozenset[Identity]:
@@ -213,16 +222,16 @@ class ProcessWatch:
         """
         with self._lock:
             self._watched.pop(key, None)
+            user = self._users.pop(key, None)
         self._checked.discard(key)
         status = process.child.wait() if process.child is not None else None
         if handle >= 0:
             os.close(handle)
         try:
-            end_descendants(process, self._descendants.pop(key, ()))
-        except OSError as error:
-            _log.warning(
-                "processes left by process %d could not be searched: %s", process.pid, error
-            )
+            end_descendants(process, self._descendants.pop(key, ()), user)
+        except Exception:
+            # The thread must live: it reports all later deaths.
+            _log.exception("processes left by process %d could not be searched", process.pid)
         if process.cgroup is not None:
             # Killed processes may take a moment, which no other worker waits for.
             self._ending.append(process.cgroup)

@@ -21,6 +21,7 @@ from storm_dagster.host.cgroups import (
 )
 from storm_dagster.host.descendants import kill_descendants, process_table, seen_descendants
 from storm_dagster.host.waiting import poll
+from storm_dagster.supervisor.worker_user import OWN
 
 _log = logging.getLogger(__name__)
 
@@ -171,11 +172,19 @@ def recorded_cgroup(folder: Path) -> WorkerCgroup | None:
     return None if group is None else WorkerCgroup(group)
 
 
+def _user_of_folder(folder: Path) -> int | None:
+    """User of the worker of that working folder; ``None`` without its own folder in it."""
+    try:
+        return (folder / OWN).stat().st_uid
+    except OSError:
+        return None
+
+
 def end_leftovers(folder: Path) -> None:
     """End all that a dead worker of that working folder has left, and remove its cgroup."""
     cgroup = recorded_cgroup(folder)
     if cgroup is not None:
         cgroup.kill()
-    kill_descendants(folder.name)
+    kill_descendants(folder.name, user=_user_of_folder(folder))
     if cgroup is not None and not poll(cgroup.close, timeout=_REMOVAL_SECS, pause=0.02):
         _log.warning("cgroup %s cannot be removed: a process in it does not end", cgroup.group.path)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.host.class_data import ClassData
-from storm_dagster.host.files import write_atomically
+from storm_dagster.host.files import make_own_folder, write_atomically
 from storm_dagster.host.java import java_command
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.tables import load_table
@@ -109,7 +109,7 @@ def zookeeper_command(
     if class_data is None:
         class_data = ClassData.of("zookeeper", java, jars).options()
     data_dir = data_dir.absolute()
-    data_dir.mkdir(parents=True, exist_ok=True)
+    make_own_folder(data_dir)
     settings: dict[str, object] = {
         "tickTime": tick_ms,
         "minSessionTimeout": 2 * tick_ms,
@@ -204,7 +204,7 @@ def ensemble_command(
     java_options: list[str] = []
     if password:
         users = data_dir.absolute() / "quorum.jaas"
-        data_dir.mkdir(parents=True, exist_ok=True)
+        make_own_folder(data_dir)
         write_atomically(users, _TABLE["member_users"].format(password=password), mode=0o600)
         settings.update(_TABLE["member_auth"])
         java_options.append(f"-Djava.security.auth.login.config={users}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.security.authority import LOOPBACK_NAMES, CertificateFolder, new_authority
+from storm_dagster.zk.embedded import zookeeper_command
 
 NOW = datetime.now(timezone.utc)
 DAY = timedelta(days=1)
@@ -155,3 +157,22 @@ def test_files_that_do_not_belong_together_are_refused_with_the_remedy(tmp_path:
     key.unlink()
     with pytest.raises(InvalidRequest, match="cannot be read"):
         own.prepare()
+
+
+def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path) -> None:
+    """In a HOME that others may write, such as a shared folder."""
+    if os.geteuid():
+        pytest.skip("only root can give a folder to another user")
+    for name in ("zookeeper.tls", "zookeeper"):
+        folder = tmp_path / name
+        folder.mkdir(mode=0o700)
+        os.chown(folder, 65534, 65534)
+    target = tmp_path / "a file of root"
+    target.write_text("kept")
+    (tmp_path / "zookeeper" / "zoo.cfg").symlink_to(target)
+    with pytest.raises(InvalidRequest, match="belongs to user 65534"):
+        CertificateFolder.of(tmp_path).prepare()
+    with pytest.raises(InvalidRequest, match="belongs to user 65534"):
+        zookeeper_command(tmp_path / "zookeeper", 2181)
+    assert target.read_text() == "kept"
+    assert not list((tmp_path / "zookeeper.tls").iterdir())

@@ -24,8 +24,10 @@ from storm_dagster.host.descendants import (
     MARK,
     ProcessEntry,
     kill_descendants,
+    marked,
     process_table,
     seen_descendants,
+    user_of,
 )
 from storm_dagster.host.processes import start_ticks
 from storm_dagster.model.conf import default_conf
@@ -334,6 +336,26 @@ def test_a_process_of_another_origin_is_never_ended() -> None:
     finally:
         other.kill()
         other.wait()
+
+
+def test_of_a_large_environment_only_the_begin_is_read() -> None:
+    """A process maps its environment where it likes, and as large as it likes."""
+    large = {f"VARIABLE_{number}": "x" * 100_000 for number in range(12)}
+    command = ["sleep", "600"]
+    first = subprocess.Popen(command, env={MARK: "w1", **large}, start_new_session=True)
+    last = subprocess.Popen(command, env={**large, MARK: "w1"}, start_new_session=True)
+    try:
+        eventually(lambda: "sleep" in Path(f"/proc/{last.pid}/cmdline").read_text(), what="exec")
+        found = {pid for pid, _ in marked(process_table().values(), "w1")}
+        assert found == {first.pid}
+        user = user_of(first.pid)
+        assert user == os.getuid()
+        assert marked(process_table().values(), "w1", user)
+        assert not marked(process_table().values(), "w1", user + 1), "another user's"
+    finally:
+        for process in (first, last):
+            process.kill()
+            process.wait()
 
 
 def test_a_process_that_took_a_copy_of_the_mark_ends_without_its_session() -> None:

@@ -220,6 +220,8 @@ def test_large_tuples_fill_a_queue_by_their_bytes(
     builder.set_bolt("slow", SleepBolt, inputs="large", args={"secs": 0.0001})
     running = workers(builder, {"large": 0, "slow": 1}, {"topology.acker.executors": 0})
     slow, spout = running.runner("slow"), running.runner("large")
+    # Before, frames wait until the user at the other end is known.
+    eventually(lambda: running.turn() or slow.tuple_bytes, 60, "a frame", interval=0)  # type: ignore[func-returns-value]
     eventually(lambda: running.turn() or spout.held, 60, "the spout waits", interval=0)  # type: ignore[func-returns-value]
     eventually(lambda: running.turn() or not spout.held, 60, "the spout goes on", interval=0)  # type: ignore[func-returns-value]
     assert 10_000 < slow.tuple_bytes < 30_000

@@ -257,7 +257,7 @@ def _write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = 
     path.write_text(text, encoding="utf-8")
 
 
-def _is_worker_idle(host: str, port: int, token: str, link_key: str) -> bool:
+def _is_worker_idle(host: str, port: int, token: str, link_key: str, trusted: object) -> bool:
     """Replacement of ``deploy._is_worker_idle``: true if a worker has no tuple under way.
 
     ``False`` when it does not answer.
