@@ -86,8 +86,8 @@ def end_descendants(
     """KILL all that descends from a worker, and return the number of processes outside its cgroup.
 
     These are the processes of its cgroup, of its session, with its mark, and those that were
-    ``seen``. ``user`` is the worker's, if it is known. While a member of the session lives, the kernel does not reuse the leader's pid: if
-    another process has it, the session has no member.
+    ``seen``. ``user`` is the worker's, if it is known. While a member of the session lives, the
+    kernel does not reuse the leader's pid: if another process has it, the session has no member.
     """
     if process.boot_id != boot_id():
         return 0

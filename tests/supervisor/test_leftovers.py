@@ -351,7 +351,7 @@ def test_of_a_large_environment_only_the_begin_is_read() -> None:
         user = user_of(first.pid)
         assert user == os.getuid()
         assert marked(process_table().values(), "w1", user)
-        assert not marked(process_table().values(), "w1", user + 1), "another user's"
+        assert not marked(process_table().values(), "w1", os.getuid() + 1), "another user's"
     finally:
         for process in (first, last):
             process.kill()
