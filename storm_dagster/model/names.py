@@ -19,6 +19,9 @@ SYSTEM = "__system"
 AWAITED_METRIC = "what it waits for"
 """Metric of a task whose other system is away, with its name and cause; empty if none is."""
 
+SLOW_CALLS = "slow calls"
+"""Activity of the error of a component whose calls take most of its worker's loop."""
+
 _TOPOLOGY_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 INVISIBLE = "\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\u061c"
 """Characters without a width and marks of direction, for a class of a pattern: a text with them is

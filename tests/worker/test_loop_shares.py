@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Spout, TopologyBuilder
+from storm_dagster.model.names import SLOW_CALLS
+from storm_dagster.model.records import TaskError
+from storm_dagster.operations.read.explaining import slow_call_problems
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.worker.runtime.loop_shares import (
     WINDOW_SECS,
@@ -16,6 +19,7 @@ from storm_dagster.worker.runtime.loop_shares import (
     loop_use,
     slow_components,
 )
+from storm_dagster.worker.tasks.errors import ErrorReporter
 
 
 @pytest.mark.parametrize(
@@ -88,3 +92,21 @@ def test_a_component_is_reported_once() -> None:
                 runner.loop_secs += WINDOW_SECS
             reported = shares.check(window * WINDOW_SECS, sleepers)
             assert [component for _, component, _ in reported] == ["sleeper"] * (window == 1)
+
+
+def test_doctor_and_the_page_name_slow_calls_for_a_day() -> None:
+    reported: list[tuple[str, TaskError]] = []
+
+    def record(task: int, component: str, text: str, secs: int, group: str) -> None:
+        error = TaskError(task=task, host="h", port=1, time=secs, error=text, group=group)
+        reported.append((component, error))
+
+    reporter = ErrorReporter({}, record, time.monotonic)
+    use = {"sleeper": LoopUse(7, 29.0, 100)}
+    (error,) = slow_components({}, use, 30.0).values()
+    reporter(7, "sleeper", error, SLOW_CALLS)
+    reporter(7, "sleeper", ValueError("another"), "process")
+    now = reported[0][1].time
+    (problem,) = slow_call_problems(reported, now + 60)
+    assert problem.startswith("calls of component 'sleeper' took 97 %")
+    assert slow_call_problems(reported, now + 90_000) == []

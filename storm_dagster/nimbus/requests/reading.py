@@ -36,6 +36,7 @@ from storm_dagster.operations.read.explaining import (
     awaited_systems,
     explain_document,
     problems,
+    slow_call_problems,
     state_problems,
     window_reasons,
 )
@@ -190,6 +191,7 @@ class ClusterReader:
             "problems": [
                 *self._problems(view, topology, snapshot.down),
                 *state_problems(self._nimbus.cluster, topology),
+                *slow_call_problems(snapshot.errors, int(time.time())),
             ],
             "operations": self.operations(topology.base.name),
             "events": self._nimbus.cluster.event_log_document(topology.base.name),

@@ -17,13 +17,14 @@ from storm_dagster.core.snapshot.topology import TopologySnapshot
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.fusion import fused_components
 from storm_dagster.model.multimap import multimap
-from storm_dagster.model.names import AWAITED_METRIC
+from storm_dagster.model.names import AWAITED_METRIC, SLOW_CALLS
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
-from storm_dagster.model.records import Assignment, StateHome, WorkerSlot
+from storm_dagster.model.records import Assignment, StateHome, TaskError, WorkerSlot
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
+_DAY_SECS = 86_400
 _REASON_LOST = "why it is here could not be stored: rebalance the topology to get new reasons"
 """Reason of a task whose stored reason belongs to a former placement."""
 
@@ -74,6 +75,20 @@ def explain_document(
             to_place = current_topology(view, topology, runnable, topology.tasks)
             document["choice"] = choice_document(to_place, placement, task)
     return document
+
+
+def slow_call_problems(errors: Iterable[tuple[str, TaskError]], now_secs: int) -> list[str]:
+    """A sentence for each component whose slow calls took its worker's loop within the last day.
+
+    ``errors`` are (component, error). Its worker reports that once.
+    """
+    sentences: list[str] = []
+    for _, error in errors:
+        is_new = now_secs - error.time < _DAY_SECS
+        if is_new and error.group.startswith(f"{SLOW_CALLS}: "):
+            text = error.error.removeprefix(f"{SLOW_CALLS}: ")
+            sentences.append(text.partition("SlowCalls: ")[2].strip() or text.strip())
+    return sentences
 
 
 def window_reasons(snapshot: TopologySnapshot) -> dict[str, str]:

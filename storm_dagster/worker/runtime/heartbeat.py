@@ -13,6 +13,7 @@ from storm_dagster.host.clock import boot_clock
 from storm_dagster.host.files import write_atomically
 from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.names import SLOW_CALLS
 from storm_dagster.worker.runtime.loop_shares import LoopShares
 from storm_dagster.worker.tasks.runner import Runner
 from storm_dagster.worker.tasks.shared import RunningTask, Shared
@@ -129,7 +130,7 @@ class Watchdog:
         now = time.monotonic()
         self._check_threads(now)
         for task, component, slow in self._shares.check(now, self.runners()):
-            self.shared.report(task, component, slow, "slow calls")
+            self.shared.report(task, component, slow, SLOW_CALLS)
         runner = self.shared.at
         progress = (self.passes(), runner)
         if progress != self._progress:
