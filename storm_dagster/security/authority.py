@@ -2,7 +2,8 @@
 
 Server and clients prove to each other that this authority has issued their certificates, before any
 credential is sent. A certificate is for one end only: with a client's no process can pose as the
-server. ``cryptography`` is imported by the processes that issue certificates, never by workers.
+server. The servers of an ensemble know each other by another authority, which issues nothing else.
+``cryptography`` is imported by the processes that issue certificates, never by workers.
 """
 
 import ipaddress
@@ -29,6 +30,10 @@ SERVER_FILE = "server.pem"
 """Key and certificate of the server."""
 CLIENT_FILE = "client.pem"
 """Key and certificate of this user's clients: daemons, runs, commands, workers of the same user."""
+MEMBERS_AUTHORITY_FILE = "members.authority.pem"
+"""Certificate of the authority of an ensemble's members."""
+MEMBERS_FILE = "members.pem"
+"""Key and certificate with which the members of an ensemble connect to each other."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """Names under which the embedded server is reached on its machine."""
 
@@ -74,22 +79,32 @@ class Authority:
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
         alternatives: list[x509.GeneralName] = [_general_name(name) for name in names]
-        return self._issue("server", ExtendedKeyUsageOID.SERVER_AUTH, alternatives, now)
+        return self._issue("server", [ExtendedKeyUsageOID.SERVER_AUTH], alternatives, now)
 
     def issue_client(self, name: str, now: datetime) -> str:
         """Key and certificate of a client, as PEM; ``name`` tells it from others."""
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
-        return self._issue(name, ExtendedKeyUsageOID.CLIENT_AUTH, [], now)
+        return self._issue(name, [ExtendedKeyUsageOID.CLIENT_AUTH], [], now)
+
+    def issue_member(self, now: datetime) -> str:
+        """Key and certificate of the members of an ensemble, as PEM.
+
+        Members call each other, so that it is for both ends of a connection.
+        """
+        from cryptography.x509.oid import ExtendedKeyUsageOID
+
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        return self._issue("member", usages, [], now)
 
     def _issue(
         self,
         name: str,
-        usage: "x509.ObjectIdentifier",
+        usages: "list[x509.ObjectIdentifier]",
         alternatives: "list[x509.GeneralName]",
         now: datetime,
     ) -> str:
-        """Key and certificate for one usage, as PEM, valid as long as the authority is."""
+        """Key and certificate for these usages, as PEM, valid as long as the authority is."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.serialization import Encoding
@@ -99,7 +114,7 @@ class Authority:
             _builder(name, self.certificate.subject, key, now)
             .not_valid_after(self.certificate.not_valid_after_utc)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=True)
             .add_extension(_authority_key_identifier(self.key), critical=False)
         )
         if alternatives:
@@ -240,6 +255,16 @@ class CertificateFolder:
         """Key and certificate of this user's clients."""
         return self.path / CLIENT_FILE
 
+    @property
+    def members_authority_file(self) -> Path:
+        """Certificate of the authority of an ensemble's members."""
+        return self.path / MEMBERS_AUTHORITY_FILE
+
+    @property
+    def members_file(self) -> Path:
+        """Key and certificate of an ensemble's members."""
+        return self.path / MEMBERS_FILE
+
     def prepare(self, names: Iterable[str] = LOOPBACK_NAMES, now: datetime | None = None) -> None:
         """Make or renew server's and clients' certificates; called at each start of a server.
 
@@ -256,6 +281,18 @@ class CertificateFolder:
             self._write(AUTHORITY_FILE, authority.pem)
         self._write(SERVER_FILE, authority.issue_server(names, moment))
         self._write(CLIENT_FILE, authority.issue_client(f"user {os.geteuid()}", moment))
+
+    def prepare_members(self, now: datetime | None = None) -> None:
+        """Make another authority and certificate of an ensemble's members.
+
+        Called at each start of an ensemble, before the first member. The authority's key is not
+        stored: nobody can issue a second certificate that the members would accept.
+        """
+        moment = now or utc_now()
+        make_own_folder(self.path)
+        authority = new_authority(f"members of {self.path.parent}"[:64], moment)
+        self._write(MEMBERS_FILE, authority.issue_member(moment))
+        self._write(MEMBERS_AUTHORITY_FILE, authority.pem)
 
     def authority(self) -> Authority:
         """Read the authority.

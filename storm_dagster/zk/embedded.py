@@ -77,6 +77,11 @@ class ServerFiles:
         """The files in HOME."""
         return ServerFiles(folder.server_file, folder.authority_file)
 
+    @staticmethod
+    def of_members(folder: CertificateFolder) -> "ServerFiles":
+        """The files in HOME with which the members of an ensemble know each other."""
+        return ServerFiles(folder.members_file, folder.members_authority_file)
+
 
 def zookeeper_command(
     data_dir: Path,
@@ -182,11 +187,14 @@ def ensemble_command(
     durable: bool = True,
     password: str | None = None,
     tls: ServerFiles | None = None,
+    member_tls: ServerFiles | None = None,
 ) -> list[str]:
     """Write the configuration of member ``id``, and return its command line.
 
-    ``myid`` is written, too. With a ``password`` (letters and digits) only a server that knows
-    it votes or follows: the ports between members are open to all users of the host. For the other
+    ``myid`` is written, too. The ports between members are open to all users of the host. With a
+    ``password`` (letters and digits) only a server that knows it votes or follows, and with
+    ``member_tls`` only one that has a certificate of the members' authority. The password alone
+    does not hold off who takes a member's ports: the proofs of others can be relayed. For the other
     arguments and errors see :func:`zookeeper_command`. :class:`InvalidRequest` when ``id`` is not
     among the members, or two of them share an id.
     """
@@ -201,6 +209,7 @@ def ensemble_command(
         address = f"{member.host}:{member.peer}:{member.election}:participant"
         settings[f"server.{member.id}"] = address
     settings.update(_TABLE["member"])
+    settings.update(_member_tls_settings(member_tls))
     java_options: list[str] = []
     if password:
         users = data_dir.absolute() / "quorum.jaas"
@@ -224,6 +233,17 @@ def ensemble_command(
     )
     (data_dir / "myid").write_text(f"{id}\n", encoding="ascii")
     return command
+
+
+def _member_tls_settings(files: ServerFiles | None) -> dict[str, object]:
+    """Settings of the ports between members; none without TLS."""
+    if files is None:
+        return {}
+    return {
+        "ssl.quorum.keyStore.location": files.keystore,
+        "ssl.quorum.trustStore.location": files.truststore,
+        **_TABLE["member_tls"],
+    }
 
 
 def server_status(

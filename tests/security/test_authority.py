@@ -145,6 +145,40 @@ def test_no_other_user_reads_a_key(tmp_path: Path) -> None:
         own.prepare()
 
 
+def test_each_start_of_an_ensemble_has_certificates_of_its_own(tmp_path: Path) -> None:
+    own = folder_of(tmp_path)
+    before = {path.name for path in own.path.iterdir()}
+    own.prepare_members()
+    files = (own.members_file, own.members_authority_file)
+    assert {path.name for path in own.path.iterdir()} - before == {path.name for path in files}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert b"PRIVATE KEY" not in own.members_authority_file.read_bytes()
+    former = [path.read_bytes() for path in files]
+    own.prepare_members()
+    assert all(path.read_bytes() != content for path, content in zip(files, former, strict=True))
+
+
+def test_a_members_certificate_serves_both_ends_and_no_other_is_accepted(tmp_path: Path) -> None:
+    own = folder_of(tmp_path)
+    own.prepare_members()
+
+    def ends(identity: Path, trusted: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        for end in made:
+            end.check_hostname = False
+            end.verify_mode = ssl.CERT_REQUIRED
+            end.load_verify_locations(trusted)
+            end.load_cert_chain(identity)
+        return made
+
+    server, client = ends(own.members_file, own.members_authority_file)
+    assert shake_hands(server, client) == ("", "")
+    for identity in (own.client_file, own.server_file):
+        strange_server, strange_client = ends(identity, own.members_authority_file)
+        assert shake_hands(strange_server, client)[0]
+        assert shake_hands(server, strange_client)[1]
+
+
 def test_files_that_do_not_belong_together_are_refused_with_the_remedy(tmp_path: Path) -> None:
     own = folder_of(tmp_path)
     key = own.path / "authority.key"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from storm_dagster.host.clock import boot_clock
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_dagster.zk.embedded import Member, ensemble_command
+from storm_dagster.zk.embedded import Member, ServerFiles, ensemble_command
 from storm_dagster.zk.root import create_root_node
 from storm_dagster.zk.session import QuorumLease, ZkSession
 from storm_rigs.servers.ensemble import ZooKeeperEnsemble, server_mode
@@ -61,6 +64,97 @@ def test_a_server_without_the_password_does_not_join(ensemble: ZooKeeperEnsemble
     eventually(
         lambda: all(ensemble.mode(member.id) for member in ensemble.members), 60, "service of all"
     )
+
+
+def member_context(ensemble: ZooKeeperEnsemble, identity: Path | None) -> ssl.SSLContext:
+    """TLS context of somebody who connects to a member, with this certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(ensemble.certificates.members_authority_file)
+    if identity is not None:
+        context.load_cert_chain(identity)
+    return context
+
+
+def refuses_handshake(
+    member: Member, port: int, context: ssl.SSLContext, wait: float = 10.0
+) -> bool:
+    """True if the member ends the handshake.
+
+    False if it has accepted the certificate: it sends nothing, and waits for a proof that the
+    password is known, or has given that up.
+    """
+    with socket.create_connection((member.host, port), timeout=patience(10)) as plain:
+        try:
+            link = context.wrap_socket(plain)
+            link.settimeout(wait)
+            # The refusal comes after the handshake: a client of TLS 1.3 ends it first.
+            link.recv(1)
+        except TimeoutError:
+            return False
+        except (ssl.SSLError, ConnectionError):
+            return True
+        return False
+
+
+def ends_plain_text(member: Member, port: int) -> bool:
+    """True if the member ends a connection that begins as those without TLS do."""
+    if port == member.election:
+        address = f"127.0.0.1:{member.peer}".encode()
+        begin = struct.pack("!qqi", -65536, member.id % 3 + 1, len(address)) + address
+    else:
+        begin = struct.pack("!q", 0x5F2435013501EDCC)  # of each message of a proof
+    with socket.create_connection((member.host, port), timeout=patience(10)) as plain:
+        plain.sendall(begin)
+        try:
+            return plain.recv(1) == b""
+        except ConnectionError:
+            return True
+
+
+def test_a_member_talks_to_nobody_without_a_members_certificate(
+    ensemble: ZooKeeperEnsemble,
+) -> None:
+    ensemble.heal()
+    leader = ensemble.members[ensemble.leader() - 1]
+    files = ensemble.certificates
+    for port in (leader.election, leader.peer):
+        member = member_context(ensemble, files.members_file)
+        assert not refuses_handshake(leader, port, member, wait=1.0)
+        for identity in (None, files.client_file, files.server_file):
+            assert refuses_handshake(leader, port, member_context(ensemble, identity))
+        assert ends_plain_text(leader, port)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("no certificate", marks=pytest.mark.long), "a client's certificate"]
+)
+def test_who_knows_the_password_alone_is_not_followed(
+    ensemble: ZooKeeperEnsemble, kind: str
+) -> None:
+    """A member's ports are another's, who takes part as far as the members let it.
+
+    Among equals it would win, as its id is the highest one.
+    """
+    folder = ensemble.certificates
+    client = ServerFiles(folder.client_file, folder.members_authority_file)
+    for member in ensemble.members:
+        ensemble.kill(member.id)
+    impostor = ensemble.members[-1].id
+    ensemble.identities[impostor] = None if kind == "no certificate" else client
+    try:
+        ensemble.launch(impostor)
+        eventually(lambda: b"LOOKING" in ensemble.log(impostor).read_bytes(), 60, "an election")
+        others = [member.id for member in ensemble.members if member.id != impostor]
+        for id in others:
+            ensemble.launch(id)
+        eventually(lambda: all(ensemble.mode(id) for id in others), 60, "service of the others")
+        assert ensemble.leader() in others
+        assert ensemble.mode(impostor) is None
+    finally:
+        ensemble.identities.clear()
+        ensemble.kill(impostor)
+        ensemble.heal()
 
 
 def test_a_session_outlives_the_server_that_leads(ensemble: ZooKeeperEnsemble) -> None:

@@ -152,12 +152,15 @@ class ClusterPlan:
     def close_ports(self) -> None:
         """Close the cluster's ports to other users of this machine.
 
-        ZooKeeper gets certificates of an authority in HOME. A HOME whose ZooKeeper has a user of
+        ZooKeeper gets certificates of an authority in HOME, and the servers of an ensemble those of
+        an authority of their own. A HOME whose ZooKeeper has a user of
         its own, as a new one has, gets another one for this start. Where the kernel does not name
         the user of a connection, HOME gets a secret. Thrift cannot check the secret without TLS,
         and then refuses every client.
         """
         self.certificates.prepare()
+        if self.ports.ensemble:
+            self.certificates.prepare_members()
         if not Security.of(self.conf).configured and not can_identify_peers():
             secret = self.home / "secret"
             if not secret.exists():
@@ -256,7 +259,8 @@ class ClusterPlan:
     def _ensemble_daemons(self) -> list[DaemonSpec]:
         """The servers of the ensemble.
 
-        They authenticate to each other by a password that is made of the ZooKeeper user's.
+        They authenticate to each other by a certificate, and by a password that is made of the
+        ZooKeeper user's.
         """
         from storm_dagster.zk.embedded import Member, ServerFiles, ensemble_command
 
@@ -269,7 +273,12 @@ class ClusterPlan:
         for index, member in enumerate(members):
             folder = self.home / "zookeeper" / str(member.id)
             command = ensemble_command(
-                members, member.id, folder, password=password, tls=ServerFiles.of(self.certificates)
+                members,
+                member.id,
+                folder,
+                password=password,
+                tls=ServerFiles.of(self.certificates),
+                member_tls=ServerFiles.of_members(self.certificates),
             )
             ports = {"client": member.client, "peer": member.peer, "election": member.election}
             specs.append(DaemonSpec("zookeeper", str(index), tuple(command), ports))

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.security.authority import CertificateFolder
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.embedded import Member, ensemble_command, server_status
+from storm_dagster.zk.embedded import Member, ServerFiles, ensemble_command, server_status
 from storm_rigs.servers.ports import free_ports
 
 
@@ -68,6 +69,10 @@ class ZooKeeperEnsemble:
         """Its servers, in the order of their ids."""
         self.passwords: dict[int, str] = {}
         """What a server shows the others, where it is not what they expect."""
+        self.certificates = CertificateFolder.of(folder)
+        """Certificates of the members, and those of an authority for clients."""
+        self.identities: dict[int, ServerFiles | None] = {}
+        """Certificate of a server for the others, where it is none of a member; None: no TLS."""
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -90,6 +95,8 @@ class ZooKeeperEnsemble:
         ``timeout`` seconds.
         """
         atexit.register(self.stop)
+        self.certificates.prepare()
+        self.certificates.prepare_members()
         for member in self.members:
             self.launch(member.id)
         try:
@@ -116,7 +123,13 @@ class ZooKeeperEnsemble:
         folder = self._folder / str(id)
         password = self.passwords.get(id, "together")
         command = ensemble_command(
-            self.members, id, folder, tick_ms=self._tick_ms, durable=False, password=password
+            self.members,
+            id,
+            folder,
+            tick_ms=self._tick_ms,
+            durable=False,
+            password=password,
+            member_tls=self.identities.get(id, ServerFiles.of_members(self.certificates)),
         )
         with self.log(id).open("ab") as log:
             self._children[id] = subprocess.Popen(
