@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyarrow import parquet, types
 
 from storm_dagster.api.arrow_values import fast_converter, plain_types, written_type
-from storm_dagster.connectors.json_rows import json_bytes, json_lines
+from storm_dagster.connectors.json_rows import encode_lines
 from storm_dagster.connectors.sinks import Rejected
-from storm_dagster.model.json_text import NoJsonForm, type_name
+from storm_dagster.model.json_text import type_name
 
 _Rows = Sequence[Mapping[str, Any]]
 NESTED_TYPES = (list, tuple, dict, bytes, bytearray, set, frozenset)
@@ -30,35 +30,16 @@ _NOT_IN_CSV = (
 
 
 def encode_rows(format: str, rows: _Rows, schema: pa.Schema | None) -> bytes:
-    """The bytes of a file with these rows.
+    """The bytes of a file with these rows, whose columns have the types of ``schema``.
 
-    Raises :class:`Rejected` for the rows that the format or the schema cannot hold unchanged.
+    It is ``None`` while no column is known. Raises :class:`Rejected` for the rows that the format
+    or the schema cannot hold unchanged.
     """
+    table = _Columns(pa.schema([]) if schema is None else schema, rows)
     if format == "jsonl":
-        return _jsonl(rows, schema)
-    known = pa.schema([]) if schema is None else schema
-    table = _Columns(known, rows)
+        table.check()
+        return encode_lines(rows)
     return table.csv() if format == "csv" else table.parquet()
-
-
-def _jsonl(rows: _Rows, schema: pa.Schema | None) -> bytes:
-    if schema is not None:
-        _Columns(schema, rows).check()
-    if all(type(row) is dict for row in rows):
-        encoded = json_lines(rows)
-        if encoded is not None:
-            return encoded
-    lines: list[bytes] = []
-    refused: dict[int, str] = {}
-    for index, row in enumerate(rows):
-        try:
-            lines.append(json_bytes(row if type(row) is dict else dict(row)))
-        except NoJsonForm as error:
-            refused[index] = f"the row, {error}"
-    if refused:
-        raise Rejected(refused)
-    lines.append(b"")
-    return b"\n".join(lines)
 
 
 class _Columns:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
+from storm_dagster.connectors.json_rows import encode_lines
 from storm_dagster.connectors.settings import assets_of, client_settings, file_system
 from storm_dagster.connectors.sinks import Rejected, Row
 from storm_dagster.model.errors import InvalidRequest, Unavailable
@@ -129,12 +130,13 @@ class FileSink:
 
     def _encode(self, rows: Sequence[Row]) -> bytes:
         """The bytes of a file with these rows; :class:`Rejected` for those that do not fit."""
-        from storm_dagster.connectors.file_formats import NESTED_TYPES, encode_rows
-
         values = [row.values for row in rows]
         dataset = self._dataset
         if dataset is None:
-            return encode_rows(self._format, values, None)
+            return encode_lines(values)
+        # It imports pyarrow, which JSON lines without a schema do not need.
+        from storm_dagster.connectors.file_formats import NESTED_TYPES, encode_rows
+
         skipped = NESTED_TYPES if self._format == "csv" else ()
         dataset.infer(values, skipped)
         try:

@@ -1,13 +1,14 @@
 """JSON of rows, for messages and files: a reader gets an equal row."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import isfinite
 from typing import Any
 
 import msgspec
 
+from storm_dagster.connectors.sinks import Rejected
 from storm_dagster.model.json_text import MAX_DEPTH, NoJsonForm, json_text
 
 _encoder = msgspec.json.Encoder()
@@ -23,7 +24,7 @@ def json_bytes(value: Any) -> bytes:
     """
     try:
         encoded = _encoder.encode(value)
-        if type(value) is dict and _are_flat([value]):
+        if type(value) is dict and _are_flat([value], encoded):
             return encoded
         # msgspec has a form of more types, such as null for NaN and base64 for bytes.
         if _decoder.decode(encoded) == value:
@@ -35,14 +36,36 @@ def json_bytes(value: Any) -> bytes:
     return json.dumps(form, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def json_lines(rows: Sequence[Any]) -> bytes | None:
-    """JSON of rows, a line for each, if a reader gets equal ones; else ``None``.
+def encode_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """JSON of rows in UTF-8, a line for each.
+
+    Raises :class:`Rejected` for the rows that JSON cannot hold unchanged.
+    """
+    if all(type(row) is dict for row in rows):
+        encoded = _encode_at_once(rows)
+        if encoded is not None:
+            return encoded
+    lines: list[bytes] = []
+    refused: dict[int, str] = {}
+    for index, row in enumerate(rows):
+        try:
+            lines.append(json_bytes(row if type(row) is dict else dict(row)))
+        except NoJsonForm as error:
+            refused[index] = f"the row, {error}"
+    if refused:
+        raise Rejected(refused)
+    lines.append(b"")
+    return b"\n".join(lines)
+
+
+def _encode_at_once(rows: Sequence[Any]) -> bytes | None:
+    """Lines of rows, if a reader gets equal ones; else ``None``.
 
     It is faster than :func:`json_bytes` for each row, which names the row at fault.
     """
     try:
         encoded = _encoder.encode_lines(rows)
-        if _are_flat(rows) or _decoder.decode_lines(encoded) == list(rows):
+        if _are_flat(rows, encoded) or _decoder.decode_lines(encoded) == list(rows):
             return encoded
     except Exception:
         # As in json_bytes.
@@ -50,12 +73,17 @@ def json_lines(rows: Sequence[Any]) -> bytes | None:
     return None
 
 
-def _are_flat(rows: Sequence[dict[Any, Any]]) -> bool:
-    """True if msgspec has the form of JSON for each value, by a look at their types."""
+def _are_flat(rows: Sequence[dict[Any, Any]], encoded: bytes) -> bool:
+    """True if msgspec has the form of JSON for each value, by a look at their types.
+
+    ``encoded`` is what msgspec wrote for the rows.
+    """
     kinds = set(map(type, chain.from_iterable(map(dict.values, rows))))
     if not _FLAT_TYPES.issuperset(kinds) or not set(map(type, chain.from_iterable(rows))) <= {str}:
         return False
-    if float not in kinds:
+    # msgspec writes null for a float that is not finite. The look at each float costs more than
+    # all else here.
+    if float not in kinds or b"null" not in encoded:
         return True
     floats = [value for row in rows for value in row.values() if type(value) is float]
     return all(map(isfinite, floats))

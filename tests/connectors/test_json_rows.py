@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.connectors.json_rows import json_bytes, json_lines
+from storm_dagster.connectors.json_rows import encode_lines, json_bytes
+from storm_dagster.connectors.sinks import Rejected
 from storm_dagster.model.json_text import NoJsonForm
 from storm_rigs.worker.tuple_values import TUPLE_VALUES, same
 
@@ -44,11 +45,29 @@ WITHOUT_FORM: list[Any] = [
 ]
 
 
+def _has_no_form(row: dict[str, Any]) -> bool:
+    try:
+        json_bytes(row)
+    except NoJsonForm:
+        return True
+    return False
+
+
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), TUPLE_VALUES), max_size=4))
-def test_lines_of_rows_are_those_of_each_row(rows: list[dict[str, Any]]) -> None:
-    encoded = json_lines(rows)
-    if encoded is not None:
+def test_lines_of_rows_are_equal_or_the_rows_at_fault_are_named(rows: list[dict[str, Any]]) -> None:
+    try:
+        encoded = encode_lines(rows)
+    except Rejected as error:
+        assert set(error.rows) == {index for index, row in enumerate(rows) if _has_no_form(row)}
+    else:
         assert same([json.loads(line) for line in encoded.splitlines()], rows)
+
+
+def test_a_float_that_json_lacks_is_refused_beside_text_and_nulls() -> None:
+    rows = [{"a": 1.5, "b": None}, {"a": math.nan, "b": "null"}, {"a": math.inf, "b": "x"}]
+    with pytest.raises(Rejected) as error:
+        encode_lines(rows)
+    assert set(error.value.rows) == {1, 2}
 
 
 @given(TUPLE_VALUES)
