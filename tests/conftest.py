@@ -9,6 +9,7 @@ them, and the root logger.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,14 @@ def zk_expire(zookeeper_server: str) -> Callable[[ZkSession], None]:
         other.close()
 
     return expire
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB; only root may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() or subprocess.call(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]):
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.check_call(["umount", "-l", folder])

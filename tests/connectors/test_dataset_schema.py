@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from datetime import date, datetime, timedelta, timezone
@@ -238,6 +239,46 @@ def test_a_damaged_schema_is_named_and_nothing_is_written(content: bytes, tmp_pa
     path.write_bytes(whole)
     assert refused(opened(tmp_path), rows_of(2)) == {}
     assert sorted(values_in(tmp_path)) == [1, 2]
+
+
+def fill(disk: Path) -> Path:
+    """Write a file that leaves no room on a small disk."""
+    filler = disk / ".filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def test_a_disk_that_fills_between_the_files_of_two_tasks_loses_no_row(small_disk: Path) -> None:
+    folder = small_disk / "rows"
+    first, second = opened(folder, "a"), opened(folder, "b")
+    first.write(rows_of(1, 2), 1)
+    filler = fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        second.write(rows_of(3), 1)
+    assert values_in(folder) == [1, 2]
+    filler.unlink()
+    # As the bolt does after an error.
+    second.close()
+    again = FileSink(str(folder), "parquet")
+    assert again.open({}, "b") == 0
+    again.write(rows_of(3), 1)
+    assert sorted(values_in(folder)) == [1, 2, 3]
+    assert len(schemas_in(folder)) == 1
+
+
+def test_a_full_disk_leaves_no_part_of_a_schema(small_disk: Path) -> None:
+    folder = small_disk / "rows"
+    sink = opened(folder, "a")
+    filler = fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        sink.write(rows_of(1), 1)
+    filler.unlink()
+    sink.close()
+    other = opened(folder, "b")
+    other.write(rows_of("text"), 1)
+    assert values_in(folder) == ["text"]
 
 
 def test_an_object_of_other_columns_than_its_schema_is_damaged() -> None:

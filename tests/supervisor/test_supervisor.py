@@ -9,9 +9,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -41,17 +39,6 @@ def rig(stage: Stage, blob_server: BlobServer, stand_in: str) -> SupervisorRig:
         "supervisor.worker.shutdown.sleep.secs": 0.5,
     }
     return stage.supervisors(blob_server, stand_in)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB; only root may mount one."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if os.geteuid() or subprocess.call(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]):
-        pytest.skip("no file system can be mounted here")
-    yield folder
-    subprocess.check_call(["umount", "-l", folder])
 
 
 def test_a_worker_is_started_with_everything_it_needs(rig: SupervisorRig) -> None:
