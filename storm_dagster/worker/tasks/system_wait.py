@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol
 
 from storm_dagster.api.outages import OutageReports, SystemUnavailable
 from storm_dagster.host.waiting import Backoff
+from storm_dagster.worker.dataplane.task_reports import ReportingTask, TaskReporter
 
 MIN_PAUSE_MS = 500
 MAX_PAUSE_MS = 10_000
@@ -14,33 +15,10 @@ Call = Literal["tuple", "tick", "window", "initialize"]
 """The call of the component that is repeated until the system answers."""
 
 
-class ReportingTask(Protocol):
+class WaitingTask(ReportingTask, Protocol):
     """The part of a task that its wait needs; ``Runner`` of ``worker/tasks/runner.py``."""
 
     context: Any
-
-    def report(self, error: BaseException, activity: str) -> None:
-        """Log and record an error."""
-        ...
-
-    def publish(self, name: str, value: Any) -> None:
-        """Keep the newest value of a metric; any thread that runs the task."""
-        ...
-
-
-class TaskReporter:
-    """Reports of a task on what it waits for, also while it has no component."""
-
-    def __init__(self, task: ReportingTask) -> None:
-        self._task = task
-
-    def report_metric(self, name: str, value: Any) -> None:
-        """Keep the newest value of a metric."""
-        self._task.publish(name, value)
-
-    def raise_exception(self, exception: BaseException) -> None:
-        """Report an error of the task."""
-        self._task.report(exception, "an outage")
 
 
 class SystemWait:
@@ -51,7 +29,7 @@ class SystemWait:
     runs the task; any thread may read it.
     """
 
-    def __init__(self, task: ReportingTask) -> None:
+    def __init__(self, task: WaitingTask) -> None:
         self._now_ms: Callable[[], int] = task.context.now_ms
         self._pauses_ms = Backoff(MIN_PAUSE_MS, MAX_PAUSE_MS)
         self._reports = OutageReports(TaskReporter(task), self._now_ms)
