@@ -112,8 +112,28 @@ def test_without_nimbus_only_tuples_with_events_wait(bolt: type[Bolt], tmp_path:
         assert ["answers again" in str(error) for _, error in result.errors] == [False, True]
 
 
-def test_a_replay_joins_the_event_that_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bolt", KINDS)
+def test_no_try_of_a_tuple_is_used_up_while_its_event_waits(
+    bolt: type[Bolt], tmp_path: Path
+) -> None:
     conf = {"topology.message.timeout.secs": 10}
+    with TopologyHarness(
+        topology(bolt), {"hours": [[9]]}, conf=conf, simulated=True, state_dir=tmp_path
+    ) as harness:
+        harness.dagster_up = False
+        result = harness.advance(100)
+        assert result.acked["hours"] == result.failed["hours"] == []
+        harness.give("hours", [-1])
+        assert harness.advance(1).acked["hours"] == [1], "the stream goes on"
+        harness.dagster_up = True
+        result = harness.advance(40)
+        assert sorted(result.acked["hours"]) == [0, 1] and result.failed["hours"] == []
+        assert [one.kind for one in harness.dagster_events] == ["observation", "materialization"]
+
+
+def test_a_replay_joins_the_event_that_waits(tmp_path: Path) -> None:
+    # Without back pressure the message timeout runs while an event waits.
+    conf = {"topology.message.timeout.secs": 10, "topology.backpressure.enable": False}
     with TopologyHarness(
         topology(Landed), {"hours": [[9]]}, conf=conf, replays=9, simulated=True
     ) as harness:

@@ -54,6 +54,8 @@ class EventTask(ReportingTask, Protocol):
     component: str
     events_full: bool
     """True while the task takes no tuples, because its events are not taken."""
+    events_wait: bool
+    """True while some of its events wait for a cluster that does not take them."""
 
 
 class EventWorker(Protocol):
@@ -94,7 +96,8 @@ class EventDelivery:
 
     A task whose events wait in large number, or for a full event log, takes no tuples: its
     ``events_full`` is set. As for a sink whose target is away, its spouts are held back and no
-    message timeout runs.
+    message timeout runs. With fewer events the stream goes on, and no message timeout runs while
+    the cluster takes none (``events_wait``).
     """
 
     def __init__(self, shared: EventWorker) -> None:
@@ -109,6 +112,8 @@ class EventDelivery:
         self._expire_at = 0.0
         self._outages: dict[int, OutageReports] = {}
         """Task id -> its reports on a cluster that does not take its events."""
+        self._is_troubled = False
+        """True if the last response had trouble."""
         self._is_log_full = False
         """True if the event log of the topology had no room at the last response."""
         self.send: Callable[[list[ReportedEvent]], None] | None = None
@@ -167,7 +172,7 @@ class EventDelivery:
             self._handle(self._responses.popleft(), now)
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE_SECS
-            if any(runner.events_full for runner in self._runners.values()):
+            if any(runner.events_full or runner.events_wait for runner in self._runners.values()):
                 outbox.postpone_expiry(now)
             for holder in outbox.expire(now):
                 ledger.fail(holder)
@@ -189,6 +194,7 @@ class EventDelivery:
         count = self.outbox.count(runner.task_id)
         bound = ROOM_EVENTS if runner.events_full else FULL_EVENTS
         runner.events_full = count >= bound or (self._is_log_full and count > 0)
+        runner.events_wait = self._is_troubled and count > 0
 
     def _handle(self, response: ReportResponse, now: float) -> None:
         """Ack or fail the tuples of a batch, and report the events that were not stored."""
@@ -209,6 +215,7 @@ class EventDelivery:
                 continue
             error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} {reason}")
             self._report(self._runners[entry.task], error)
+        self._is_troubled = response.trouble is not None
         self._report_trouble(response.trouble)
         # A nimbus that does not respond says nothing about the log.
         if response.full or response.trouble is None:

@@ -103,6 +103,8 @@ class Runner:
         """
         self.events_full = False
         """True while its events for Dagster are not taken, and it takes no tuples. Any thread."""
+        self.events_wait = False
+        """True while some of its events wait for a cluster that does not take them. Any thread."""
         self.wait = SystemWait(self)
         """Wait for a system that the component named as unavailable."""
         self.in_cycle = False
