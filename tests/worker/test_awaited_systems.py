@@ -21,9 +21,11 @@ from storm_dagster.api import (
     Window,
     WindowedBolt,
 )
+from storm_dagster.connectors import FileSink, PostgresSink, SinkBolt
 from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.local_workers import LocalWorkers
 
 _OUTAGE_SECS = 300.0
@@ -94,6 +96,45 @@ class Opening(Bolt):
 
     def process(self, tup: Tuple) -> None:
         System.store(tup.values[0])
+
+
+class IntoDatabase(SinkBolt):
+    """Writes to a PostgreSQL that does not listen."""
+
+    sink = PostgresSink("orders")
+
+
+class OntoDisk(SinkBolt):
+    """Writes to a folder that cannot be made."""
+
+    sink = FileSink("/dev/null/orders")
+
+
+@pytest.mark.parametrize("bolt", [IntoDatabase, OntoDisk])
+def test_a_sink_whose_system_is_away_writes_few_lines(
+    bolt: type[SinkBolt], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    conf = {
+        "postgres.host": "127.0.0.1",
+        "postgres.port": free_port(),
+        "postgres.user": "nobody",
+        "postgres.dbname": "none",
+    }
+    rows = [[n] for n in range(10)]
+    harness = TopologyHarness(
+        _bolt_topology(bolt), {"numbers": rows}, conf=conf, state_dir=tmp_path, simulated=True
+    )
+    with harness:
+        runner = _runner(harness, "store")
+        eventually(lambda: harness.advance(1) and runner.target_is_away(), 60, "it waits")
+        lines = len(caplog.records)
+        result = harness.advance(_OUTAGE_SECS, timeout=60)
+        assert len(caplog.records) - lines <= _OUTAGE_SECS / 60, "at most one line a minute"
+        assert runner.stats.metrics[AWAITED_METRIC].startswith("waits for the sink ")
+        assert not result.failed.get("numbers"), "no try is used up"
+        # Before the first tuple, and with it.
+        assert 1 <= len(harness.errors) <= 2, harness.errors
 
 
 class Polling(Spout):
