@@ -236,9 +236,9 @@ def test_a_report_reads_few_errors_and_removes_others_step_by_step(
     read_sizes: list[int] = []
     get_many = zk_cluster.state.get_many
 
-    def count_reads(names: Sequence[str]) -> Any:
+    def count_reads(names: Sequence[str], *args: Any) -> Any:
         read_sizes.append(len(names))
-        return get_many(names)
+        return get_many(names, *args)
 
     monkeypatch.setattr(zk_cluster.state, "get_many", count_reads)
     for n in range(4):

@@ -437,7 +437,7 @@ class BoltRunner(Runner):
         return min(state_secs, wait_secs)
 
     def _run_without_tuples(self) -> bool:
-        """Run only the timers of windows and state, while events are not taken, or a system waited for.
+        """Run only the timers of windows and state, while the task waits for another system.
 
         Tuples and ticks wait. Returns True if there was work.
         """

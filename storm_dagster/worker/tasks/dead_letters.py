@@ -42,9 +42,9 @@ _REPORT_MS = 60_000
 _HOLDS = (
     "waits for room: its dead letters that were not replayed have {used:,} bytes of {limit:,} "
     "(topology.dead.letter.max.bytes). Repair what their errors name and replay them "
-    "(storm-dagster dead-letters {name} --replay), export (--export) and delete those that no repair "
-    "can help (--delete --older-than SECS, or --all), raise the limit, or let the oldest be "
-    "dropped (topology.dead.letter.overflow: drop)"
+    "(storm-dagster dead-letters {name} --replay), export (--export) and delete those that no "
+    "repair can help (--delete --older-than SECS, or --all), raise the limit, or let the oldest "
+    "be dropped (topology.dead.letter.overflow: drop)"
 )
 """Why a spout is held."""
 
