@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from storm_dagster.api.context import TopologyContext
     from storm_dagster.api.functions import Emit, bolt, spout
     from storm_dagster.api.joins import Join, JoinBolt
+    from storm_dagster.api.outages import SystemUnavailable
     from storm_dagster.api.spark import SparkBolt, SparkSpout
     from storm_dagster.api.spark.query import SparkQuery
     from storm_dagster.api.specs import GlobalStreamId, Grouping, Spec, Stream
@@ -41,6 +42,7 @@ __all__ = [
     "Spout",
     "StatefulBolt",
     "Stream",
+    "SystemUnavailable",
     "TaskState",
     "TicklessBatchingBolt",
     "Topology",
@@ -78,6 +80,7 @@ _MODULES = {
     "Spout": "storm_dagster.api.spouts",
     "StatefulBolt": "storm_dagster.api.bolts",
     "Stream": "storm_dagster.api.specs",
+    "SystemUnavailable": "storm_dagster.api.outages",
     "TaskState": "storm_dagster.api.state",
     "TicklessBatchingBolt": "storm_dagster.api.batching",
     "Topology": "storm_dagster.api.builder",

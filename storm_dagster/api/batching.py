@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from storm_dagster.api.bolts import Bolt
+from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.tuples import Tuple
 
 
@@ -78,8 +79,9 @@ class BatchingBolt(GatheringBolt):
         """Process the batches when enough ticks have passed."""
         self._ticks += 1
         if self._ticks >= self.ticks_between_batches:
-            self._ticks = 0
             self.process_batches()
+            # Not if that raised: then the next tick repeats it.
+            self._ticks = 0
 
     def process_batches(self) -> None:
         """Process all groups now. A group that raises fails; the others are not affected."""
@@ -90,6 +92,11 @@ class BatchingBolt(GatheringBolt):
             self._begin()
             try:
                 self.process_batch(key, self._once([*tups]))
+            except SystemUnavailable:
+                # The batch is kept, and processed when the system answers.
+                self._undo()
+                batches[key] = tups
+                raise
             except Exception as error:
                 self._undo()
                 self.raise_exception(error, tups[0])

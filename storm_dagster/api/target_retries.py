@@ -24,7 +24,7 @@ class TargetRetries:
     def __init__(self, bolt: "Bolt") -> None:
         self._bolt = bolt
         self._pauses_ms = Backoff(MIN_PAUSE_MS, MAX_PAUSE_MS)
-        self.reports: OutageReports = OutageReports(bolt)
+        self.reports: OutageReports = OutageReports(bolt, lambda: bolt.context.now_ms())
 
     def is_due(self) -> bool:
         """True if the pause is over, and the task still belongs to this process.

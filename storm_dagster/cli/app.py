@@ -69,7 +69,7 @@ VERBS: dict[str, ListedVerb] = {
     "errors": ListedVerb("read_commands", "Errors of a topology's tasks"),
     "state": ListedVerb("read_commands", "State of a stateful bolt, key by key"),
     "dead-letters": ListedVerb(
-        "read_commands", "Tuples that failed too often: list, export, replay"
+        "read_commands", "Tuples that failed too often: list, export, replay, delete"
     ),
     "logs": ListedVerb("log_verbs", "Logs of a topology's workers"),
     "tail": ListedVerb("log_verbs", "Follow all logs of a local cluster"),

@@ -252,6 +252,18 @@ def _without_nulls(query: dict[str, Any]) -> dict[str, Any]:
     type=click.File("w", encoding="utf-8", lazy=True),
     help="Write all of them as lines of JSON.",
 )
+@click.option(
+    "--delete",
+    is_flag=True,
+    help="Delete them for good: export them first. It needs --older-than or --all.",
+)
+@click.option(
+    "--older-than",
+    type=click.IntRange(1),
+    metavar="SECS",
+    help="Delete those whose last failure is so long ago.",
+)
+@click.option("--all", "all_letters", is_flag=True, help="Delete all.")
 def dead_letters(
     invocation: Invocation,
     name: str,
@@ -260,6 +272,9 @@ def dead_letters(
     after: str | None,
     replay: bool,
     export: TextIO | None,
+    delete: bool,
+    older_than: int | None,
+    all_letters: bool,
 ) -> None:
     """List the dead letters of topology NAME.
 
@@ -267,18 +282,35 @@ def dead_letters(
     """
     if replay and export is not None:
         raise InvalidRequest("--replay and --export exclude each other: export first")
+    if delete and (replay or export is not None):
+        raise InvalidRequest("--delete excludes --replay and --export: export first")
+    has_age = older_than is not None
+    if delete != (has_age or all_letters) or (has_age and all_letters):
+        raise InvalidRequest(
+            "--delete needs either --older-than SECS or --all, which no other request takes"
+        )
     path = f"/v1/topologies/{name}/dead-letters"
     method = "GET"
+    older_secs: str | None = None
     if replay:
         path = f"{path}/replay"
         method = "POST"
-    # Both take all dead letters, and not one page.
-    is_whole = replay or export is not None
+    if delete:
+        path = f"{path}/delete"
+        method = "POST"
+        older_secs = str(older_than or 0)
+    # They take all dead letters, and not one page.
+    is_whole = replay or delete or export is not None
     page_size = 1000 if is_whole else limit
     letters: list[dict[str, Any]] = []
     with invocation.nimbus() as nimbus:
         while True:
-            query = {"component": component, "limit": str(page_size), "after": after}
+            query = {
+                "component": component,
+                "limit": str(page_size),
+                "after": after,
+                "older_secs": older_secs,
+            }
             document = nimbus.request(method, path, params=_without_nulls(query)).json()
             letters += document["letters"]
             after = document["next"]
@@ -295,6 +327,12 @@ def dead_letters(
         result = {"id": topology_id, "replayed": len(letters)}
         text = f"{len(letters)} dead letters of {topology_id} are emitted again"
         print_line(invocation.json, result, text)
+        return
+    if delete:
+        result = {"id": topology_id, "deleted": len(letters)}
+        print_line(
+            invocation.json, result, f"{len(letters)} dead letters of {topology_id} are deleted"
+        )
         return
     if invocation.json:
         print_json(document)

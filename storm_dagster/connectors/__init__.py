@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from storm_dagster.connectors.settings import client_settings
     from storm_dagster.connectors.sinks import Rejected, Retry, Row, Sink, SinkBolt
     from storm_dagster.connectors.source_spout import SourceSpout
-    from storm_dagster.connectors.sources import Lag, LostPosition, Source
+    from storm_dagster.connectors.sources import Lag, LostPosition, Source, SourceRecovered
     from storm_dagster.connectors.tracking import PartitionEnd, Retries, SourceRecord
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "SinkBolt",
     "Source",
     "SourceRecord",
+    "SourceRecovered",
     "SourceSpout",
     "client_settings",
 ]
@@ -57,6 +58,7 @@ _MODULES = {
     "SinkBolt": "storm_dagster.connectors.sinks",
     "Source": "storm_dagster.connectors.sources",
     "SourceRecord": "storm_dagster.connectors.tracking",
+    "SourceRecovered": "storm_dagster.connectors.sources",
     "SourceSpout": "storm_dagster.connectors.source_spout",
     "client_settings": "storm_dagster.connectors.settings",
 }

@@ -4,6 +4,8 @@ import logging
 import time
 from typing import Any
 
+from storm_dagster.connectors.sources import SourceRecovered
+
 _QUIET_SECS = 15.0
 """Time without an error of the connection after which an outage has ended.
 
@@ -16,10 +18,6 @@ _CONNECTION_FACILITIES = frozenset({"FAIL", "ERROR"})
 
 The source reports these errors itself.
 """
-
-
-class Recovered(Exception):
-    """End of an outage, for the list of errors beside its begin."""
 
 
 class Outage:
@@ -37,14 +35,14 @@ class Outage:
             self._began = now
         self._last_error = now
 
-    def on_response(self, now: float) -> Recovered | None:
+    def on_response(self, now: float) -> SourceRecovered | None:
         """Note a response of a broker; the end of an outage that it shows, else ``None``."""
         began = self._began
         if began is None or now - self._last_error < _QUIET_SECS:
             return None
         self._began = None
         secs = self._last_error - began
-        return Recovered(f"Kafka answers again: {self._brokers} were away for {secs:.0f} s")
+        return SourceRecovered(f"Kafka answers again: {self._brokers} were away for {secs:.0f} s")
 
 
 class LibraryLog:

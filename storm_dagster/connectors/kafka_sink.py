@@ -14,6 +14,9 @@ from storm_dagster.model.json_text import NoJsonForm
 _SECS = 30.0
 """Maximum wait for a response of the brokers, after which the batch is retried."""
 
+_LOG_LEVEL = 2
+"""Lines of librdkafka that are logged: fatal ones. ``log_level`` of the settings replaces it."""
+
 
 class _Message(NamedTuple):
     """The parts of a message, encoded."""
@@ -80,6 +83,8 @@ class KafkaSink:
         self._max_bytes = int(settings.get("message.max.bytes", 1_000_000)) - 512
         producer_settings = {
             "linger.ms": 5,
+            # Errors of connections raise: a line for each attempt would fill the worker's log.
+            "log_level": _LOG_LEVEL,
             **settings,
             "enable.idempotence": True,
             "acks": "all",
@@ -90,7 +95,14 @@ class KafkaSink:
         if not owner:
             return None
         self._producer.init_transactions(_SECS)
-        self._group = Consumer({**settings, "group.id": owner, "enable.auto.commit": False})
+        self._group = Consumer(
+            {
+                "log_level": _LOG_LEVEL,
+                **settings,
+                "group.id": owner,
+                "enable.auto.commit": False,
+            }
+        )
         # The group's offset for partition 0 is the token, and not an offset of the topic.
         self._token = TopicPartition(self._topic, 0)
         (committed,) = self._group.committed([self._token], _SECS)

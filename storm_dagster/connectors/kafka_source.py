@@ -105,6 +105,7 @@ class KafkaSource(Source):
                 f"kafka.{fixed[0]} is set by the source itself: remove it from the conf"
             )
         self.brokers: str = settings["bootstrap.servers"]
+        self.system = f"Kafka at {self.brokers}"
         # In the metadata of committed offsets, and the default id of the client.
         self._label = f"{context.topology_id} task {context.task_id}"
         consumer_settings = {**default_settings(context, self._label, settings), **settings}

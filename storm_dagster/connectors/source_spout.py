@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.spouts import Spout
 from storm_dagster.connectors.decoding import OnNull, check_on_null, decoder_of, tuple_of
+from storm_dagster.connectors.source_errors import SourceErrors
 from storm_dagster.connectors.sources import Lag, LostPosition, Source
 from storm_dagster.connectors.tracking import SPAN, OpenRecord, Retries, SourceRecord, Tracker
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import reader_of
 
 _MISSING = object()
@@ -23,8 +25,6 @@ _COMMIT_SECS = 1.0
 """Pause between two commits while the topology is active."""
 _LAG_SECS = 2.0
 """Pause between two reports of the lag."""
-_ERROR_SECS = 60.0
-"""Time in which the same error of the source is reported once."""
 _LOOP_SECS = 0.004
 """Maximum duration of a call without a tuple, on the worker's loop.
 
@@ -137,10 +137,10 @@ class SourceSpout(Spout):
         self._next_refresh = 0.0
         self._active = True
         """True while the topology is active; else positions are committed more often."""
-        self._reported: dict[str, float] = {}
-        """Kind of an error -> time when it was reported last."""
         self._source = copy.copy(self.source)
         self._source.open(conf, context)
+        system = self._source.system or f"the source {type(self.source).__name__}"
+        self._errors = SourceErrors(self, system)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -170,10 +170,10 @@ class SourceSpout(Spout):
         No effect before partitions are assigned, or while too many records wait for their emit.
         """
         if now >= self._next_refresh:
-            self._call_and_report(self._refresh, now)
+            self._errors.call(self._refresh, now)
         if self._own_partitions is None:
             return
-        self._call_and_report(self._drop_recreated)
+        self._errors.call(self._drop_recreated)
         # A source may need long to continue with a partition that was full: some records are read
         # beyond the bound.
         full = self._tracker.full if self._tracker.held >= _BATCH else ()
@@ -183,9 +183,10 @@ class SourceSpout(Spout):
             # Bounds the memory: a few batches of records that the source returns nevertheless.
             if all_are_full or self._tracker.held >= (4 + len(full)) * _BATCH:
                 return
-        for record in self._call_and_report(self._source.read, _BATCH, full) or ():
+        for record in self._errors.call(self._source.read, _BATCH, full) or ():
             if isinstance(record, Exception):
-                self._report_error(record)
+                is_outage = isinstance(record, Unavailable | SystemUnavailable)
+                self._errors.on_returned(record, is_outage=is_outage)
             else:
                 self._tracker.read(record)
 
@@ -234,7 +235,7 @@ class SourceSpout(Spout):
         try:
             return self._source.resume(name, store.current[name], store.identities.get(name))
         except LostPosition as error:
-            self._report_error(error)
+            self._errors.report(error)
             return None
 
     def _without_identity(self, names: Collection[str]) -> set[str]:
@@ -251,7 +252,7 @@ class SourceSpout(Spout):
         """Drop the open records of partitions that are no longer among these."""
         for name in self._tracker.partitions.keys() - own_partitions:
             self._release(name)
-            self._report_error(
+            self._errors.report(
                 RuntimeError(f"partition {name} is there no more: its open records are dropped")
             )
 
@@ -403,15 +404,15 @@ class SourceSpout(Spout):
         if not self.context.may_write():
             return
         if self._finished_handles:
-            self._call_and_report(self._ack_finished)
+            self._errors.call(self._ack_finished)
         if self._own_partitions is not None and now >= self._next_refresh:
             # Also while the spout does not read: new partitions count for the lag.
-            self._call_and_report(self._refresh, now)
+            self._errors.call(self._refresh, now)
         if now >= self._next_commit:
             self._next_commit = now + (_COMMIT_SECS if self._active else 0.1)
-            self._call_and_report(self._commit, now)
+            self._errors.call(self._commit, now)
         if now >= self._next_lag:
-            self._call_and_report(self._report_lag)
+            self._errors.call(self._report_lag)
 
     def _ack_finished(self) -> None:
         """Ack the finished records of a queue.
@@ -468,7 +469,7 @@ class SourceSpout(Spout):
                 names.append(name)
         identities: dict[str, Any] = {}
         for name in names:
-            identity = self._call_and_report(self._source.identity, name)
+            identity = self._errors.call(self._source.identity, name)
             if identity is not None:
                 identities[name] = identity
         return identities
@@ -509,31 +510,10 @@ class SourceSpout(Spout):
             self._next_lag = 0.0
             self._on_clock()
         for name in list(self._tracker.partitions):
-            self._call_and_report(self._release, name)
+            self._errors.call(self._release, name)
         if self._store is not None:
             self._store.close()
         self._source.close()
-
-    # -- errors ------------------------------------------------------------------------------------
-
-    def _call_and_report(self, call: Callable[..., Any], *args: Any) -> Any:
-        """The result of the call; its error is reported, and the result is then ``None``."""
-        try:
-            return call(*args)
-        except Exception as error:
-            self._report_error(error)
-            return None
-
-    def _report_error(self, error: Exception) -> None:
-        """Report an error of the source, the same error at most once a minute."""
-        now = time.monotonic()
-        # Only the text before the first colon: later numbers change from one report to the next.
-        key = f"{type(error).__name__}:{str(error).partition(':')[0]}"
-        if now - self._reported.get(key, -_ERROR_SECS) < _ERROR_SECS:
-            return
-        recent = {key: at for key, at in self._reported.items() if now - at < _ERROR_SECS}
-        self._reported = {**recent, key: now}
-        self.raise_exception(error)
 
 
 def _as_text(value: Any) -> Any:

@@ -22,13 +22,22 @@ class LostPosition(Exception):
     """A stored position that is of another partition than the one that has its name now."""
 
 
+class SourceRecovered(Exception):
+    """Returned by ``Source.read``: the system that an earlier error named answers again."""
+
+
 class Source(Protocol):
     """Source of the records of one task.
 
     Derive from it: methods that you do not define have no effect. All calls come from one thread,
     to the task's own copy. An error of a method is reported, at most once a minute, and the call
-    repeated; after an error of :meth:`open` the task restarts.
+    repeated; after an error of :meth:`open` the task restarts. From an error of :meth:`partitions`,
+    :meth:`read`, :meth:`commit` or :meth:`ack` until the same call returns, the system is away: the
+    metric ``what it waits for`` names it, and the errors show begin and end, each once.
     """
+
+    system: str = ""
+    """Name of the system for readers, without passwords; by default that of the class."""
 
     assets: Sequence[str] = ()
     """Keys of the Dagster assets that it reads.
@@ -97,7 +106,8 @@ class Source(Protocol):
         """The next records, about ``most``, of partitions that are not ``full``.
 
         Full are the partitions of which the spout has enough pending records. Exceptions among the
-        records are reported.
+        records are reported: :class:`SystemUnavailable` begins an outage, as if it were raised, and
+        :class:`SourceRecovered` ends it.
         """
         ...
 

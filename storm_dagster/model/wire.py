@@ -169,6 +169,8 @@ class DeadLetterQuery(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
     limit: int = 100
     replay: bool = False
     """True if the spout emits them a second time."""
+    delete_older_secs: float | None = None
+    """Delete the letters whose last failure is at least as long ago; ``None``: no letter."""
 
 
 class HistoryQuery(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ import it anywhere.
 import atexit
 import re
 import socket
+import warnings
 import weakref
 from concurrent.futures import wait
 from contextlib import suppress
@@ -91,6 +92,8 @@ def limit_retries(session: Any) -> None:
     """
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
+    # The caller reports the error once. pyspark would add a warning for each call of an outage.
+    warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
     session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
 
 

@@ -316,7 +316,12 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
                 # A spout that emitted nothing is called at once.
                 runner.pause_until = 0.0
         has_worked = self.engine.run(self.shared.clock())
-        is_starting = "starting" in self.engine.statuses().values()
+        # A task whose component names a system that is away opens when time has passed.
+        waiting = {runner.task_id for runner in runners if runner.wait.pause_secs()}
+        is_starting = any(
+            status == "starting" and task not in waiting
+            for task, status in self.engine.statuses().items()
+        )
         busy = [runner for runner in runners if runner.busy_elsewhere()]
         has_busy_bolt = any(runner.kind == "bolt" for runner in busy)
         has_task_work = has_worked or is_starting or has_busy_bolt
@@ -335,7 +340,9 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         """True if a task waits for an external system: it is idle until time has passed."""
         now_ms = self.shared.now_ms()
         for runner in self.engine.runners.values():
-            if runner.events_full or getattr(runner.instance, "_room_at", 0) > now_ms:
+            if runner.events_full or runner.wait.pause_secs():
+                return True
+            if getattr(runner.instance, "_room_at", 0) > now_ms:
                 return True
         return False
 

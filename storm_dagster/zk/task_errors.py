@@ -100,7 +100,7 @@ class TaskErrors:
             group=group,
         )
         for _ in range(_ATTEMPTS):
-            stored_errors = self._read_errors(folder)
+            unread_names, stored_errors = self._read_errors(folder)
             same_group = _last_of_group(stored_errors, record.group)
             if same_group is None:
                 break
@@ -118,8 +118,10 @@ class TaskErrors:
             # The stored errors are those before the new one, which counts as well.
             stored_errors.sort(key=lambda stored: stored.age_order)
             excess = max(0, len(stored_errors) + 1 - KEPT_ERRORS)
-            for stored in stored_errors[:excess]:
-                self.state.delete_node(f"{folder}/{stored.name}")
+            excess_names = [stored.name for stored in stored_errors[:excess]]
+            # Older ones that another client has added go step by step.
+            for name in unread_names[:_MAX_READ_ERRORS] + excess_names:
+                self.state.delete_node(f"{folder}/{name}")
 
     def _component_of(self, topology_id: str, task: int) -> str:
         """Component of a task; ``InvalidRequest`` if ``/tasks`` has no such task."""
@@ -134,9 +136,15 @@ class TaskErrors:
             )
         return component
 
-    def _read_errors(self, folder: str) -> list[_StoredError]:
-        """Errors of a component, by sequence number."""
-        names = sorted(self.state.find_children(folder) or (), key=_sequence)
+    def _read_errors(self, folder: str) -> tuple[list[str], list[_StoredError]]:
+        """The newest errors of a component, by sequence number, and the names of older ones.
+
+        The names are of errors beyond ``_MAX_READ_ERRORS``, the oldest first: whatever is in the
+        folder, a report reads no more.
+        """
+        all_names = sorted(self.state.find_children(folder) or (), key=_sequence)
+        unread_names = all_names[:-_MAX_READ_ERRORS]
+        names = all_names[-_MAX_READ_ERRORS:]
         nodes = self.state.get_many([f"{folder}/{name}" for name in names])
         stored_errors: list[_StoredError] = []
         for name, node in zip(names, nodes, strict=True):
@@ -148,7 +156,7 @@ class TaskErrors:
                 with suppress(Corrupt):
                     record = decode_record(TaskError, raw, name)
             stored_errors.append(_StoredError(name, record, version))
-        return stored_errors
+        return unread_names, stored_errors
 
     def _component_folders(self, topology_id: str, folders: Sequence[str]) -> list[str]:
         """The folders that are named after components of the topology."""

@@ -92,3 +92,31 @@ def test_all_are_emitted_again(nimbus: Nimbus) -> None:
         {"limit": "1000", "after": "7:2"},
     )
     assert CliRunner().invoke(dead_letters, ["wc", "--replay", "--export", "-"]).exit_code != 0
+
+
+def test_all_or_old_letters_are_deleted(nimbus: Nimbus) -> None:
+    assert run("wc", "--delete", "--all").output == "3 dead letters of wc-1-1 are deleted\n"
+    path = "/v1/topologies/wc/dead-letters/delete"
+    assert nimbus.asked == [
+        ("POST", path, {"limit": "1000", "older_secs": "0"}),
+        ("POST", path, {"limit": "1000", "after": "7:2", "older_secs": "0"}),
+    ]
+    done = run("wc", "--delete", "--older-than", "60", "--json")
+    assert json.loads(done.output) == {"id": "wc-1-1", "deleted": 3}
+    assert nimbus.asked[2][2]["older_secs"] == "60"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--delete"],
+        ["--all"],
+        ["--older-than", "60"],
+        ["--delete", "--all", "--older-than", "60"],
+        ["--delete", "--all", "--replay"],
+        ["--delete", "--all", "--export", "-"],
+    ],
+)
+def test_no_letter_is_deleted_by_an_incomplete_request(nimbus: Nimbus, options: list[str]) -> None:
+    assert CliRunner().invoke(dead_letters, ["wc", *options]).exit_code != 0
+    assert nimbus.asked == []

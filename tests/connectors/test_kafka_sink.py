@@ -57,6 +57,22 @@ def mock() -> Iterator[str]:
         yield bootstrap
 
 
+def test_a_sink_without_its_brokers_writes_no_line(capfd: pytest.CaptureFixture[str]) -> None:
+    conf = {
+        "kafka.bootstrap.servers": f"127.0.0.1:{free_port()}",
+        # Many attempts in a short time.
+        "kafka.reconnect.backoff.ms": 20,
+        "kafka.reconnect.backoff.max.ms": 50,
+        "kafka.message.timeout.ms": 1500,
+    }
+    sink = KafkaSink("away")
+    sink.open(conf, "")
+    with pytest.raises(Unavailable):
+        sink.write([Row({"n": 1})], 1)
+    sink.close()
+    assert capfd.readouterr().err == ""
+
+
 @pytest.fixture
 def topic() -> Iterator[str]:
     """A topic of three partitions on the real broker; the mock makes its topics itself."""

@@ -22,6 +22,7 @@ from storm_dagster.connectors import (
     source_spout,
 )
 from storm_dagster.model.errors import InvalidTopology, Unavailable
+from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.values import decode_value
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
@@ -419,7 +420,9 @@ def test_positions_that_could_not_be_stored_are_stored_later(
     monkeypatch.setattr(Positions, "save", save_late)
     with TopologyHarness(topology(InThread())) as harness:
         run_until(harness, lambda: stored(harness) == {"a": 2} and len(tries) == 3)
-        assert ["another number of tasks" in str(error) for _, error in harness.errors] == [True]
+        begin, end = (str(error) for _, error in harness.errors)
+        assert "another number of tasks" in begin
+        assert end.startswith("the source InThread answers again: it was away for ")
     assert World.seen == [[1], [2]]
 
 
@@ -534,15 +537,24 @@ def test_lag_by_partition_is_in_the_statistics() -> None:
         )
 
 
-def test_a_source_error_is_reported_once_a_minute_while_work_continues() -> None:
+def test_an_outage_of_a_source_has_a_begin_and_an_end() -> None:
     World.reset(a=[b"1", b"2"])
     World.error = ConnectionError("the server is away")
     with TopologyHarness(topology(OnLoop())) as harness:
         for _ in range(3):
             harness.run()
         assert [str(error) for _, error in harness.errors] == ["the server is away"]
+        runner = next(
+            runner for runner in harness.engine.runners.values() if runner.component == "records"
+        )
+        awaited = runner.stats.metrics[AWAITED_METRIC]
+        assert awaited.startswith("waits for the source OnLoop since 20")
+        assert "the server is away" in awaited
         World.error = None
         run_until(harness, lambda: World.committed.get("a") == 2)
+        run_until(harness, lambda: len(harness.errors) == 2)
+        assert "the source OnLoop answers again" in str(harness.errors[1][1])
+        assert runner.stats.metrics[AWAITED_METRIC] == ""
 
 
 def test_a_subclass_chooses_what_it_emits() -> None:

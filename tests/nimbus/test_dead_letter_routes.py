@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.http.description import HttpApi
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.nimbus.http.service import add_routes
 from storm_rigs.product.public_names import Handle
 
@@ -44,6 +46,12 @@ def test_a_page_is_read_and_emitted_again() -> None:
         ("wc", False, {"component": "lines", "limit": "7", "after": None}),
         ("wc", True, {"component": None, "limit": None, "after": "7:2"}),
     ]
+    assert client.post(f"{PATH}/delete", params={"older_secs": "60"}).status_code == 200
+    assert reader.asked.pop()[2]["delete_older_secs"] == 60.0
+    for params in ({}, {"older_secs": "-1"}, {"older_secs": "x"}):
+        with pytest.raises(InvalidRequest, match="give whole seconds"):
+            client.post(f"{PATH}/delete", params=params)
+    assert len(reader.asked) == 2
     described = api.document["paths"]["/v1/topologies/{name}/dead-letters/replay"]["post"][
         "parameters"
     ]

@@ -22,6 +22,7 @@ from storm_dagster.api.spark import bolt as spark_bolt
 from storm_dagster.api.spark.bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark.session import drop_worker_session
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.testing.waiting import eventually
 
@@ -99,6 +100,32 @@ def loses_its_session(frame: Any, *, context: Any) -> Any:
     CALLS.append((0, context.batch_id))
     frame.sparkSession.client.release_session()
     return frame
+
+
+LOST_AT: list[int] = []
+"""Numbers of the calls at which Spark is lost."""
+
+
+def _lose_spark(frame: Any) -> None:
+    """Release the session, if it is time for that."""
+    CALLS.append((frame.count(), ""))
+    if len(CALLS) in LOST_AT:
+        frame.sparkSession.client.release_session()
+
+
+def lost_while_searched(frame: Any) -> Any:
+    """Raises for rows that are no numbers; Spark is lost in a later call."""
+    _lose_spark(frame)
+    return frame.selectExpr("CAST(text AS INT) AS n")
+
+
+def lost_in_secret(frame: Any) -> None:
+    """As :func:`lost_while_searched`, but each error is one of the function's own."""
+    try:
+        _lose_spark(frame)
+        frame.selectExpr("CAST(text AS INT) AS n").collect()
+    except Exception:
+        raise RuntimeError("cannot store the batch") from None
 
 
 def exits(frame: Any) -> Any:
@@ -231,6 +258,40 @@ def test_a_batch_that_loses_spark_is_kept_and_fails_only_later(
     assert len(CALLS) == spark_bolt._MAX_LOSSES and len({batch_id for _, batch_id in CALLS}) == 1
     assert "Spark answers again" in str(done.errors[1])
     assert len(done.errors) == 3, "begin and end are reported, and that the batch fails"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("function", "outputs", "lost_at"),
+    [
+        ("lost_while_searched", ["n"], 2),
+        pytest.param("lost_while_searched", ["n"], 3, marks=pytest.mark.long),
+        pytest.param("lost_in_secret", [], 2, marks=pytest.mark.long),
+        ("lost_in_secret", [], 3),
+    ],
+)
+def test_spark_that_is_lost_while_bad_rows_are_searched_fails_no_healthy_row(
+    bolt_of: Callable[..., Any], function: str, outputs: list[str], lost_at: int
+) -> None:
+    LOST_AT[:] = [lost_at]
+    bolt = bolt_of(function, outputs, schema="text string", batch_tuples=6)
+    tuples = run(bolt, ["0", "1", "2", "bad", "4", "5"])
+    done = bolt._collector
+    assert not done.failed and bolt._is_full, "the batch waits"
+    assert not {id(tup) for tup in bolt._waiting} & {id(tup) for tup in done.acked}
+    assert done.metrics[AWAITED_METRIC].startswith("waits for Spark since 20")
+
+    def finished() -> bool:
+        bolt.process_tick(None)
+        return not bolt._is_full
+
+    eventually(finished, 120, "the batch is processed", interval=0.05)
+    assert done.failed == [tuples[3]], "the bad row alone"
+    assert sorted(tup.values[0] for tup in done.acked) == ["0", "1", "2", "4", "5"]
+    if outputs:
+        assert sorted(done.emitted) == [[0], [1], [2], [4], [5]], "each row is emitted once"
+    texts = [str(error) for error in done.errors]
+    assert ["Spark answers again" in text for text in texts] == [False, True, False]
 
 
 @pytest.mark.spark

@@ -16,7 +16,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import Bolt, ReliableSpout, SparkBolt, TopologyBuilder, Tuple
+from storm_dagster.api import (
+    Bolt,
+    ReliableSpout,
+    SparkBolt,
+    SparkQuery,
+    SparkSpout,
+    TopologyBuilder,
+    Tuple,
+)
 from storm_dagster.api.spark.session import drop_worker_session, worker_session
 from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.wire import DeadLetterQuery
@@ -160,7 +168,10 @@ def run_through_an_outage(
     "function", ["negated", pytest.param("hides_the_cause", marks=pytest.mark.long)]
 )
 def test_no_tuple_is_given_up_while_spark_is_away(
-    server: SparkServer, workers: Callable[[str, float], LocalWorkers], function: str
+    server: SparkServer,
+    workers: Callable[[str, float], LocalWorkers],
+    function: str,
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
     # Four times as long as a tuple may take: its three tries would be used up.
     running = workers(function, patience(4))
@@ -182,6 +193,8 @@ def test_no_tuple_is_given_up_while_spark_is_away(
     assert "Spark answers again: it was away for " in errors[1]
     metrics = running.runner("spark").stats.metrics
     assert metrics[AWAITED_METRIC] == "", "nothing is waited for"
+    warnings = [str(warning.message) for warning in recwarn]
+    assert not [text for text in warnings if "RETRIES_EXCEEDED" in text]
 
 
 @pytest.mark.long
@@ -260,3 +273,37 @@ def test_an_hour_without_spark_is_one_error_and_few_lines(
         assert bolt.stats.metrics[AWAITED_METRIC].startswith(
             "waits for Spark since 1970-01-01 00:0"
         )
+
+
+def rates(spark: Any) -> Any:
+    return spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+
+
+@pytest.mark.parametrize("kind", [SparkSpout, SparkQuery])
+def test_a_query_that_waits_for_spark_names_it_and_is_quiet(
+    kind: type[SparkSpout], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    builder = TopologyBuilder("away")
+    name = "query" if kind is SparkQuery else "source"
+    args = {name: f"{__name__}:rates", "checkpoint": str(tmp_path / "checkpoint")}
+    builder.set_spout("rates", kind, outputs=["value"], args=args)
+    builder.set_bolt("seen", Seen, inputs="rates", outputs=[])
+    caplog.set_level(logging.INFO)
+    remote = f"sc://127.0.0.1:{free_port()}"
+    with TopologyHarness(builder, conf={"spark.remote": remote}, state_dir=tmp_path) as harness:
+        spout: Any = next(
+            runner for runner in harness.engine.runners.values() if runner.component == "rates"
+        )
+
+        def awaited() -> str:
+            harness.engine.run(harness.shared.clock())
+            return spout.stats.metrics.get(AWAITED_METRIC, "")
+
+        eventually(awaited, 60, "what it waits for", interval=0.01)
+        assert awaited().startswith("waits for Spark since 20") and "refused" in awaited()
+        lines = len(caplog.records)
+        # The first pauses are 1 s and 2 s.
+        until = time.monotonic() + 4
+        eventually(lambda: awaited() and time.monotonic() > until, 60, "tries", interval=0.01)
+        assert len(caplog.records) - lines <= 1
+        assert len(harness.errors) == 1, harness.errors

@@ -593,6 +593,28 @@ def test_letters_without_room_hold_the_spout_and_none_is_lost(spout: type, tmp_p
     assert {values[0] for values in Bug.seen} >= {100 + n for n in range(1, written)}
 
 
+def test_deleted_letters_release_the_spout_that_they_hold(tmp_path: Path) -> None:
+    conf = {"topology.dead.letter.max.bytes": 12_000}
+    with TopologyHarness(build(Numbers, InLoop, **conf), state_dir=tmp_path) as harness:
+        run_until(harness, lambda found: found.dead_letters)
+        letters = letters_of(harness)
+        written = 1
+        while not letters.holds:
+            assert letters.give_up(written, [100 + written, Decimal(1), AT], None, None)
+            written += 1
+        old = letters.answer(DeadLetterQuery(0, delete_older_secs=3600))
+        assert old == {"entries": [], "next": None} and letters.holds, "none is so old"
+        page = letters.answer(DeadLetterQuery(0, limit=2, delete_older_secs=0))
+        assert len(page["entries"]) == 2 and page["next"] == page["entries"][-1]["number"]
+        assert len(letters.answer(DeadLetterQuery(0))["entries"]) == written - 2
+        letters.answer(DeadLetterQuery(0, delete_older_secs=0))
+        assert letters.answer(DeadLetterQuery(0))["entries"] == []
+        assert not letters.holds and letters._runner.stats.metrics["dead_letters"] == 0
+        assert "have room again" in str(harness.errors[-1][1])
+    with TopologyHarness(build(Numbers, InLoop, **conf), state_dir=tmp_path) as harness:
+        assert letters_of(harness).answer(DeadLetterQuery(0))["entries"] == [], "for good"
+
+
 def test_a_task_whose_letters_fill_their_room_begins_held(tmp_path: Path) -> None:
     conf = {"topology.dead.letter.max.bytes": 12_000}
     with TopologyHarness(build(Numbers, InLoop, **conf), state_dir=tmp_path) as harness:

@@ -15,6 +15,7 @@ from storm_dagster.api import Bolt, Spout, StatefulBolt, Topology, Tuple, Window
 from storm_dagster.core.dataplane.event_outbox import FULL_EVENTS, MAX_EVENTS, ReportResponse
 from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.events import ReportedEvent
@@ -108,10 +109,31 @@ def test_without_nimbus_only_tuples_with_events_wait(bolt: type[Bolt], tmp_path:
         result = harness.advance(20)
         assert sorted(result.acked["hours"]) == [0, 1, 2, 3]
         assert [one.kind for one in harness.dagster_events] == ["observation", "materialization"]
+        assert ["answers again" in str(error) for _, error in result.errors] == [False, True]
+
+
+@pytest.mark.parametrize("bolt", KINDS)
+def test_no_try_of_a_tuple_is_used_up_while_its_event_waits(
+    bolt: type[Bolt], tmp_path: Path
+) -> None:
+    conf = {"topology.message.timeout.secs": 10}
+    with TopologyHarness(
+        topology(bolt), {"hours": [[9]]}, conf=conf, simulated=True, state_dir=tmp_path
+    ) as harness:
+        harness.dagster_up = False
+        result = harness.advance(100)
+        assert result.acked["hours"] == result.failed["hours"] == []
+        harness.give("hours", [-1])
+        assert harness.advance(1).acked["hours"] == [1], "the stream goes on"
+        harness.dagster_up = True
+        result = harness.advance(40)
+        assert sorted(result.acked["hours"]) == [0, 1] and result.failed["hours"] == []
+        assert [one.kind for one in harness.dagster_events] == ["observation", "materialization"]
 
 
 def test_a_replay_joins_the_event_that_waits(tmp_path: Path) -> None:
-    conf = {"topology.message.timeout.secs": 10}
+    # Without back pressure the message timeout runs while an event waits.
+    conf = {"topology.message.timeout.secs": 10, "topology.backpressure.enable": False}
     with TopologyHarness(
         topology(Landed), {"hours": [[9]]}, conf=conf, replays=9, simulated=True
     ) as harness:
@@ -195,8 +217,15 @@ def test_a_component_whose_log_is_full_takes_no_tuples_and_loses_none(
         assert result.acked["hours"] == result.failed["hours"] == []
         harness.give("others", [1], [2])
         assert harness.advance(5).acked["others"] == [0, 1]
+        runner = next(
+            runner for runner in harness.engine.runners.values() if runner.component == "landed"
+        )
+        awaited = runner.stats.metrics[AWAITED_METRIC]
+        assert awaited.startswith("waits for the cluster, for its events for Dagster, since ")
+        assert awaited.endswith("the event log of 'lake' is full")
         empty_log(harness)
         result = harness.advance(20)
+        assert runner.stats.metrics[AWAITED_METRIC] == ""
         assert sorted(result.acked["hours"]) == [0, 1, 2] and result.failed["hours"] == []
         assert [one.kind for one in harness.dagster_events] == ["observation", "materialization"]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -224,6 +225,27 @@ def test_errors_of_a_group_are_one_record_with_a_count(zk_cluster: StormOperatio
         "a2",
         *(f"other {n}" for n in range(8, 0, -1)),
     ]
+
+
+def test_a_report_reads_few_errors_and_removes_others_step_by_step(
+    zk_cluster: StormOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = paths.task_errors("t", "c")
+    for _ in range(70):
+        zk_cluster.state.create_sequential(f"{folder}/e", b"of another client")
+    read_sizes: list[int] = []
+    get_many = zk_cluster.state.get_many
+
+    def count_reads(names: Sequence[str], *args: Any) -> Any:
+        read_sizes.append(len(names))
+        return get_many(names, *args)
+
+    monkeypatch.setattr(zk_cluster.state, "get_many", count_reads)
+    for n in range(4):
+        zk_cluster.report_error("t", 1, f"bad {n}", component="c", time=n + 1)
+    assert read_sizes == [20, 20, 10, 10]
+    assert len(zk_cluster.state.find_children(folder) or ()) == 10
+    assert [one.error for one in zk_cluster.errors("t")] == ["bad 3", "bad 2", "bad 1", "bad 0"]
 
 
 def test_a_huge_error_is_shortened(zk_cluster: StormOperations) -> None:

@@ -76,6 +76,10 @@ _OWN_KEYS = {
 """Keys of every session; ``topology.spark.conf`` overrides them."""
 
 
+class SparkAway(Unavailable):
+    """Spark gives a worker no session."""
+
+
 class ErrorsOnce:
     """Report of repeated errors, once until the next success."""
 
@@ -406,7 +410,7 @@ def _connect(
                 "so name another session_id in the URL, or none"
             )
         message = f"Spark at {url} does not answer ({cause}): {remedy}"
-        raise Unavailable(mask_text(message)) from error
+        raise SparkAway(mask_text(message)) from error
 
 
 class _Channel(NamedTuple):
@@ -475,7 +479,7 @@ def _provide_archive(session: Any, target: tuple[str, str], archive: Path) -> No
             f"Spark at {target[1]} does not take the archive of the topology "
             f"({innermost(error)}): look at its log, and at the free disk of its host"
         )
-        raise Unavailable(mask_text(message)) from error
+        raise SparkAway(mask_text(message)) from error
 
 
 def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:

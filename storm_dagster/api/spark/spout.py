@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from storm_dagster.api.outages import OutageReports
 from storm_dagster.api.spark import session as spark_session
 from storm_dagster.api.spark.bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark.fused import make_chain
@@ -35,6 +36,8 @@ _MAX_PAUSE_SECS = 60.0
 
 Also the pause of a task that has lost its checkpoint.
 """
+_MAX_AWAY_SECS = 10.0
+"""Maximum pause between two attempts to reach a Spark that is away."""
 
 
 class SparkSpout(Spout):
@@ -100,6 +103,9 @@ class SparkSpout(Spout):
         self._others: dict[int, tuple[str, int, float]] = {}
         """Other task -> (host, port, time of its announcement)."""
         self._errors = spark_session.ErrorsOnce(self)
+        self._outage = OutageReports(self, lambda: self.context.now_ms())
+        """Reports on a Spark that is away."""
+        self._away_pauses = Backoff(1.0, _MAX_AWAY_SECS)
         self._batches = 0
         """Number of batches that have ended, as the metric ``batches``."""
         self._newest: dict[str, int] = {}
@@ -257,17 +263,32 @@ class SparkSpout(Spout):
             self._newest.setdefault(getattr(self._query, "runId", ""), -1)
             self._check_at = now + _CHECK_SECS
         except Exception as error:
-            is_owner_lost = isinstance(error, Conflict)
-            if is_owner_lost:
-                self._stop_query()
-            self._query = None
-            if not isinstance(error, StormDagsterError) and spark_session.is_session_loss(
-                error, self._session
-            ):
-                spark_session.drop_worker_session(self._conf, self._session, self._code)
-            pause = self._pauses.next_pause()
-            self._retry_at = now + (_MAX_PAUSE_SECS if is_owner_lost else pause)
-            self._errors.report(self._query_error(error))
+            self._on_query_error(error, now)
+        else:
+            self._away_pauses.reset()
+            self._outage.end()
+
+    def _on_query_error(self, error: Exception, now: float) -> None:
+        """Report an error of the query, and set the time of its restart."""
+        is_owner_lost = isinstance(error, Conflict)
+        if is_owner_lost:
+            self._stop_query()
+        self._query = None
+        is_away = isinstance(error, spark_session.SparkAway)
+        if not isinstance(error, StormDagsterError) and spark_session.is_session_loss(
+            error, self._session
+        ):
+            is_away = True
+            spark_session.drop_worker_session(self._conf, self._session, self._code)
+        if is_away:
+            # No failure of the query: it continues as soon as Spark answers.
+            self._retry_at = now + self._away_pauses.next_pause()
+            reported = self._query_error(error)
+            self._outage.tell("Spark", "Spark", reported.message, lambda since: reported)
+            return
+        pause = self._pauses.next_pause()
+        self._retry_at = now + (_MAX_PAUSE_SECS if is_owner_lost else pause)
+        self._errors.report(self._query_error(error))
 
     def _check_query(self, now: float) -> bool:
         """Report the progress of the query. True if it runs.

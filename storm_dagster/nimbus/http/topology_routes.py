@@ -68,6 +68,15 @@ def parse_task(text: str | None) -> int | None:
     return int(text)
 
 
+def parse_age(text: str | None) -> float:
+    """An age in seconds; :class:`InvalidRequest` without a whole number of them."""
+    if text is None or not text.isdecimal() or len(text) > 10:
+        raise InvalidRequest(
+            f"older_secs {text!r:.40} is not an age: give whole seconds, 0 to delete all letters"
+        )
+    return float(text)
+
+
 TopologyName = Annotated[str, TOPOLOGY_NAME]
 PageStart = Annotated[
     str | None,
@@ -231,6 +240,41 @@ class TopologyRoutes:
         """A page of dead letters, which are emitted again."""
         return self._reader.dead_letters(
             name, replay=True, component=component, limit=limit, after=after
+        )
+
+    @router.route(
+        "POST",
+        "/v1/topologies/{name}/dead-letters/delete",
+        summary="Delete a page of dead letters",
+        body=JsonMap,
+        responses={200: DeadLettersDocument},
+        errors=_CHANGE_ERRORS,
+    )
+    def delete_dead_letters(
+        self,
+        name: TopologyName,
+        component: SpoutName,
+        older_secs: Annotated[
+            str | None,
+            Parameter(
+                "query",
+                "older_secs",
+                "Only letters whose last failure is so many seconds ago; 0: all",
+                schema=int,
+                required=True,
+            ),
+        ],
+        limit: LetterLimit,
+        after: PageStart,
+        document: JsonMap,
+    ) -> dict[str, Any]:
+        """A page of dead letters, which are deleted."""
+        return self._reader.dead_letters(
+            name,
+            delete_older_secs=parse_age(older_secs),
+            component=component,
+            limit=limit,
+            after=after,
         )
 
     @router.route(

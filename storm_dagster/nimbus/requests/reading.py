@@ -205,10 +205,18 @@ class ClusterReader:
         topology = topology_by_name(self.view(), name)
         return read_state(topology, component, self.links, key=key, limit=limit, after=after)
 
-    def dead_letters(self, name: str, replay: bool = False, **page: str | None) -> dict[str, Any]:
+    def dead_letters(
+        self,
+        name: str,
+        replay: bool = False,
+        delete_older_secs: float | None = None,
+        **page: str | None,
+    ) -> dict[str, Any]:
         """``dead-letters --json``: a page of dead letters (:func:`dead_letters`)."""
         topology = topology_by_name(self.view(), name)
-        return dead_letters(topology, self.links, replay=replay, **page)
+        return dead_letters(
+            topology, self.links, replay=replay, delete_older_secs=delete_older_secs, **page
+        )
 
     def _problems(self, view: ClusterView, topology: TopologyView, down: list[int]) -> list[str]:
         """Reasons why the tasks ``down`` do not run, with the remedy."""

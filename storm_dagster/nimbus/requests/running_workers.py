@@ -190,12 +190,14 @@ def dead_letters(
     limit: str | None = None,
     after: str | None = None,
     replay: bool = False,
+    delete_older_secs: float | None = None,
 ) -> dict[str, Any]:
     """Read a page of the dead letters of a spout, or of all spouts.
 
     The page is ``{"id", "letters": [...], "next"}``, like that of :func:`read_state`. With
     ``replay`` the spouts emit the letters once more; letters that were emitted already, or cannot
-    be, are left out.
+    be, are left out. With ``delete_older_secs`` the letters whose last failure is at least as long
+    ago are deleted, and the page has these.
     """
     spouts = {
         name: tasks.ids for name, tasks in _components(topology).items() if tasks.type == "spout"
@@ -211,7 +213,8 @@ def dead_letters(
             spout_tasks += task_ids
 
     def arguments(task: int, offset: int, count: int) -> dict[str, Any]:
-        return {"op": "dead_letters", "letters": DeadLetterQuery(task, offset, count, replay)}
+        query = DeadLetterQuery(task, offset, count, replay, delete_older_secs)
+        return {"op": "dead_letters", "letters": query}
 
     letters, next_page = _read_pages(topology, sorted(spout_tasks), links, limit, after, arguments)
     return {"id": topology.id, "letters": letters, "next": next_page}

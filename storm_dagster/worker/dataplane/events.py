@@ -9,13 +9,14 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from storm_dagster.api.outages import OutageReports
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.dataplane.event_outbox import (
     FULL_EVENTS,
@@ -27,6 +28,7 @@ from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.security.settings import Security
+from storm_dagster.worker.dataplane.task_reports import ReportingTask, TaskReporter
 from storm_dagster.worker.dataplane.tree import LOST, Ledger
 
 if TYPE_CHECKING:
@@ -39,24 +41,21 @@ _log = logging.getLogger(__name__)
 
 _REQUEST_SECS = 30.0
 """Longest time for which a nimbus may not respond."""
+_CLUSTER = "the cluster, for its events for Dagster,"
+"""What a task waits for, in its reports."""
 _EXPIRE_SECS = 5.0
 """Interval of the checks for events whose tuples have timed out."""
 
 
-class EventTask(Protocol):
+class EventTask(ReportingTask, Protocol):
     """A task that reports events; ``Runner`` of ``worker/tasks/runner.py``."""
 
     task_id: int
     component: str
     events_full: bool
     """True while the task takes no tuples, because its events are not taken."""
-
-    def report(self, error: BaseException, activity: str) -> None:
-        """Log and record an error.
-
-        ``activity`` names the step of the task that failed.
-        """
-        ...
+    events_wait: bool
+    """True while some of its events wait for a cluster that does not take them."""
 
 
 class EventWorker(Protocol):
@@ -66,6 +65,10 @@ class EventWorker(Protocol):
     wake: Callable[[], None]
     clock: Callable[[], float]
     ledger: Ledger
+
+    def now_ms(self) -> int:
+        """Return milliseconds since 1970."""
+        ...
 
 
 class ReportedEvent(NamedTuple):
@@ -93,7 +96,8 @@ class EventDelivery:
 
     A task whose events wait in large number, or for a full event log, takes no tuples: its
     ``events_full`` is set. As for a sink whose target is away, its spouts are held back and no
-    message timeout runs.
+    message timeout runs. With fewer events the stream goes on, and no message timeout runs while
+    the cluster takes none (``events_wait``).
     """
 
     def __init__(self, shared: EventWorker) -> None:
@@ -106,8 +110,10 @@ class EventDelivery:
         self._responses: deque[ReportResponse] = deque()
         """Results that the next :meth:`run` handles. Any thread appends."""
         self._expire_at = 0.0
-        self._troubled = False
-        """True if the last response had trouble, which is reported once."""
+        self._outages: dict[int, OutageReports] = {}
+        """Task id -> its reports on a cluster that does not take its events."""
+        self._is_troubled = False
+        """True if the last response had trouble."""
         self._is_log_full = False
         """True if the event log of the topology had no room at the last response."""
         self.send: Callable[[list[ReportedEvent]], None] | None = None
@@ -166,7 +172,7 @@ class EventDelivery:
             self._handle(self._responses.popleft(), now)
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE_SECS
-            if any(runner.events_full for runner in self._runners.values()):
+            if any(runner.events_full or runner.events_wait for runner in self._runners.values()):
                 outbox.postpone_expiry(now)
             for holder in outbox.expire(now):
                 ledger.fail(holder)
@@ -188,6 +194,7 @@ class EventDelivery:
         count = self.outbox.count(runner.task_id)
         bound = ROOM_EVENTS if runner.events_full else FULL_EVENTS
         runner.events_full = count >= bound or (self._is_log_full and count > 0)
+        runner.events_wait = self._is_troubled and count > 0
 
     def _handle(self, response: ReportResponse, now: float) -> None:
         """Ack or fail the tuples of a batch, and report the events that were not stored."""
@@ -208,24 +215,33 @@ class EventDelivery:
                 continue
             error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} {reason}")
             self._report(self._runners[entry.task], error)
-        entries = self.outbox.entries()
-        # No tuple waits for a sink's report on its table.
-        waiting = [entry for entry in entries if not entry.is_offered]
-        if response.trouble is not None and waiting and not self._troubled:
-            text = (
-                f"{len(waiting)} events wait to be taken by the cluster, and their tuples with "
-                f"them: {response.trouble}"
-            )
-            self._report(self._runners[waiting[0].task], Unavailable(text))
-        self._troubled = response.trouble is not None
+        self._is_troubled = response.trouble is not None
+        self._report_trouble(response.trouble)
         # A nimbus that does not respond says nothing about the log.
         if response.full or response.trouble is None:
             self._is_log_full = response.full
         for runner in self._runners.values():
             self._hold(runner)
 
+    def _report_trouble(self, trouble: str | None) -> None:
+        """Report begin and end of an outage, for each task whose events wait for the cluster."""
+        if trouble is None:
+            for reports in self._outages.values():
+                reports.end()
+            return
+        # No tuple waits for a sink's report on its table.
+        waiting = Counter(entry.task for entry in self.outbox.entries() if not entry.is_offered)
+        for task, count in waiting.items():
+            if task not in self._outages:
+                reporter = TaskReporter(self._runners[task])
+                self._outages[task] = OutageReports(reporter, self._shared.now_ms)
+            text = f"{count} events wait to be taken by the cluster, and their tuples with them"
+            error = Unavailable(f"{text}: {trouble}")
+            self._outages[task].tell(_CLUSTER, _CLUSTER, trouble, lambda since, error=error: error)
+
     def close(self, task: int) -> None:
         """Drop the events of a task that closes here."""
+        self._outages.pop(task, None)
         for holder in self.outbox.close(task):
             self._shared.ledger.fail(holder, LOST)
 

@@ -32,6 +32,8 @@ _REFRESH_SECS = 1.0
 """Interval between two measurements of loads."""
 _MIN_REPORTED_LOAD = 0.05
 """Load, as in :class:`Loads`, up to which a task counts as idle."""
+_NONE = ""
+"""Stands for no component in the list of full ones, for peers of the release before, too."""
 _ALL = "*"
 """All components, from a peer of an older release, which does not name components."""
 
@@ -43,7 +45,7 @@ class _Request(NamedTuple):
     full: frozenset[str]
     """Its full components."""
     away: frozenset[str]
-    """Those that wait for an external system."""
+    """Components that wait for an external system."""
 
 
 class Pressure:
@@ -65,7 +67,9 @@ class Pressure:
         self.own: frozenset[str] = frozenset()
         """Full components of this worker."""
         self.own_away: frozenset[str] = frozenset()
-        """Full components of this worker that wait for an external system."""
+        """Components of this worker that wait for an external system: full ones, and those that
+        take tuples while events of former ones wait.
+        """
         self._fed: dict[Slot, set[str]] = {}
         """Slot -> components there that this worker sends to. All of them are full while that
         worker does not receive.
@@ -98,7 +102,7 @@ class Pressure:
         """Start or end the back pressure of a peer (``wait``).
 
         ``full``: its full components; ``None``: it does not name them, and all tasks wait.
-        ``away``: those of them that wait for an external system.
+        ``away``: those that wait for an external system.
         """
         if wait:
             expiry = time.monotonic() + _VALID_SECS
@@ -222,7 +226,11 @@ class Pressure:
             if len(waiting) > high
         }
         away: set[str] = set()
+        # Components that take tuples, some of which wait.
+        slow: set[str] = set()
         for runner in runners:
+            if runner.events_wait:
+                slow.add(runner.component)
             if runner.target_is_away():
                 # The tuples that it has would time out and be replayed.
                 away.add(runner.component)
@@ -243,15 +251,19 @@ class Pressure:
             for slot in transport.busy():
                 full |= self._fed.get(slot) or {_ALL}
         full |= away
+        away |= slow
         changed = full != own or away != self.own_away
         if changed:
             self.own = frozenset(full)
             self.own_away = frozenset(away)
-        if transport is not None and (changed or (full and now - self._sent > _REPEAT_SECS)):
+        if transport is not None and (
+            changed or ((full or away) and now - self._sent > _REPEAT_SECS)
+        ):
             self._sent = now
             for peer in transport.peers.values():
-                peer.pressure = bool(full)
-                peer.full = sorted(full) or None
+                peer.pressure = bool(full or away)
+                # Without a name, all tasks of the peer would wait.
+                peer.full = sorted(full) or ([_NONE] if away else None)
                 peer.away = sorted(away) or None
         return changed
 

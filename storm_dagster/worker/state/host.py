@@ -58,6 +58,8 @@ class StateTask(Protocol):
     held: bool
     awaits_target: bool
     events_full: bool
+    wait: Any
+    """Wait for a system that the component named (``SystemWait``)."""
     state: Any
     """Driver of the state, once it is open."""
     results: Any

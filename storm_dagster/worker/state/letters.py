@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,6 +263,23 @@ class DeadLetterLog:
             # log is reopened for the next letter.
             self._release()
             raise
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        """Delete letters, durably. Raises as :meth:`put`."""
+        if self._closed:
+            raise Unavailable("the task is closed, its dead letters may be another worker's by now")
+        self._open_existing()
+        stored = [number for number in numbers if number in self._sizes]
+        if not stored:
+            return
+        try:
+            self._append(Checkpoint(removed=stored))
+        except (Unavailable, OSError):
+            self._release()
+            raise
+        for number in stored:
+            self._bytes -= self._sizes.pop(number)
+        self._replayed.difference_update(stored)
 
     def _put_all(
         self, entries: dict[int, bytes], imported: tuple[str, ...] = ()

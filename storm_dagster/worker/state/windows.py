@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import TupleWindow, WindowedBolt
 from storm_dagster.core.dataplane.keyed_state import (
@@ -388,6 +389,11 @@ class WindowDriver:
                 bolt._undo()
                 emitted = []
                 reported = []
+                if isinstance(error, SystemUnavailable):
+                    self.runner.wait.begin(error, "window")
+                    pause_secs = self.runner.wait.pause_secs() or 0.0
+                    self._retry_at = now + round(pause_secs * 1000)
+                    break
                 self._tries += 1
                 given_up = bolt.window_tries is not None and self._tries >= bolt.window_tries
                 consequence = f": dropped with {len(pane.items)} tuples" if given_up else ""
@@ -402,6 +408,7 @@ class WindowDriver:
                 self._emitted = None
             self._pauses_ms.reset()
             self._tries = 0
+            self.runner.wait.end("window")
             windows.done()
             self.changed = True
             self._add_results(emitted)

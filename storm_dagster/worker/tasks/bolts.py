@@ -3,16 +3,14 @@
 import logging
 import time
 from collections import Counter
-from concurrent.futures import Future
 from operator import attrgetter
 from threading import Thread
 from typing import Any
 
 from storm_dagster.api.bolts import Bolt
-from storm_dagster.api.tuples import Tuple, TupleId
-from storm_dagster.host.futures import fulfill
+from storm_dagster.api.outages import SystemUnavailable
+from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
 from storm_dagster.worker.dataplane.named_values import namer_of
 from storm_dagster.worker.dataplane.sending import (
@@ -23,7 +21,7 @@ from storm_dagster.worker.dataplane.sending import (
 )
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.state.opening import StateOpening, acks_itself, open_state
-from storm_dagster.worker.tasks.plain_values import metric_value, short_repr
+from storm_dagster.worker.tasks.collectors import BoltCollector, check_received
 from storm_dagster.worker.tasks.runner import (
     PULSE_DUE,
     TICK_DUE,
@@ -64,15 +62,6 @@ def count_inputs(runner: Runner, batch: list[Tuple]) -> None:
         return
     for (component, stream), times in Counter(map(_source, batch)).items():
         runner.stats.count_input(f"{component}:{stream}", times)
-
-
-def check_received(tup: Any, component: str) -> None:
-    """Check that ``tup`` is a received tuple; ``InvalidRequest`` otherwise."""
-    if not isinstance(tup, Tuple | TupleId):
-        raise InvalidRequest(
-            f"component {component!r} acks, fails or anchors to {type(tup).__name__} "
-            f"{short_repr(tup)}: pass a tuple that it received"
-        )
 
 
 class BoltRunner(Runner):
@@ -182,7 +171,7 @@ class BoltRunner(Runner):
         """Create ``emit``, ``send_event`` and ``execute``.
 
         ``execute(batch)`` returns the number of tuples that it executed: fewer than the batch if
-        the task crashed.
+        the task crashed, or waits for a system.
 
         This code runs for every tuple, so it is closures: a variable of the enclosing function is
         the cheapest place for state. All of them are in one function, since they share
@@ -311,6 +300,11 @@ class BoltRunner(Runner):
                 try:
                     process(tup)
                 except catches as error:
+                    if isinstance(error, SystemUnavailable):
+                        # The tuple is not executed: it waits in the queue, with those after it.
+                        self.wait.begin(error, "tuple")
+                        executed = batch.index(tup)
+                        break
                     errors += 1
                     self._on_process_error(bolt, tup, error)
                     if self.crashed:
@@ -349,7 +343,7 @@ class BoltRunner(Runner):
         """
         # Runs in each pass, measured by benchmarks/dataplane.py.
         queue = self.queue
-        if self.events_full:
+        if self.events_full or self.wait.is_pausing():
             return self._run_without_tuples()
         if not queue:
             if self.ticks:
@@ -358,7 +352,7 @@ class BoltRunner(Runner):
             return self.state is not None and self.state.on_idle()
         if self.ticks:
             self._tick()
-            if self.crashed:
+            if self.crashed or self.wait.is_pausing():
                 return True
         held = self.held
         if held and not self.may_begin():
@@ -408,12 +402,15 @@ class BoltRunner(Runner):
             if name_values is not None:
                 name_values(chunk)
             executed = execute(chunk)
-            count_inputs(self, chunk[:executed] if self.crashed else chunk)
-            if self.crashed:
-                # The tuples that it has not begun wait for the restarted task.
+            calls = len(chunk)
+            if executed:
+                count_inputs(self, chunk if executed == calls else chunk[:executed])
+            if self.crashed or executed < calls:
+                # The other tuples wait for the restarted task, or for the system.
                 queue[:0] = batch[start + executed :]
                 return True
-            calls = len(chunk)
+            if self.wait.is_waiting:
+                self.wait.end("tuple")
             start += calls
             if routes:
                 # Rises at once, and falls slowly: see `_gain`.
@@ -433,10 +430,14 @@ class BoltRunner(Runner):
         return True
 
     def idle_secs(self, now: float) -> float | None:
-        return self.state.idle_secs() if self.state is not None else None
+        state_secs = self.state.idle_secs() if self.state is not None else None
+        wait_secs = self.wait.pause_secs()
+        if wait_secs is None or state_secs is None:
+            return state_secs if wait_secs is None else wait_secs
+        return min(state_secs, wait_secs)
 
     def _run_without_tuples(self) -> bool:
-        """Run only the timers of windows and state, while events are not taken.
+        """Run only the timers of windows and state, while the task waits for another system.
 
         Tuples and ticks wait. Returns True if there was work.
         """
@@ -461,6 +462,9 @@ class BoltRunner(Runner):
             self.run_pulse()
         if due & TICK_DUE and not self.crashed:
             self.run_tick()
+            if self.wait.is_of("tick"):
+                # Repeated before the next tuple.
+                self.ticks |= TICK_DUE
 
 
 class FusedBoltRunner(BoltRunner):
@@ -484,62 +488,3 @@ class FusedBoltRunner(BoltRunner):
         while counts:
             stats.count_fused(**counts.pop(0))
         return worked
-
-
-class BaseCollector:
-    """Common part of the collectors of all components.
-
-    See ``Collector``, and ``Runner`` for the methods that it calls.
-    """
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-
-    def joint(self, tups: Any) -> Tuple:
-        """Return one anchor for all of these tuples.
-
-        It is valid until one of them is acked or failed.
-        """
-        return Tuple(0, "", "", 0, (), anchor_tree(tups))
-
-    def send_to_peer(self, task: int, values: Any) -> None:
-        self._runner.call_in_loop(lambda: self._runner.send_to_peer(task, values))
-
-    def error(self, error: BaseException, tup: Any = None) -> None:
-        self._runner.report(error, "raise_exception")
-
-    def metric(self, name: str, value: Any) -> None:
-        pair = metric_value(name, value)
-        self._runner.call_in_loop(lambda: self._runner.metric(*pair))
-
-    def count_batch(self, rows: int, nanos: int) -> None:
-        self._runner.call_in_loop(lambda: self._runner.stats.count_batch(rows, nanos))
-
-    def offer_event(self, event: DagsterEvent) -> Future[bool]:
-        """Send an event without a tuple, if the worker has room for it.
-
-        The result is false if it has none. It is never set if the task closes before.
-        """
-        is_taken: Future[bool] = Future()
-        runner = self._runner
-        events = runner.shared.events
-        runner.call_in_loop(lambda: fulfill(is_taken, lambda: events.offer(runner, event)))
-        return is_taken
-
-
-class BoltCollector(BaseCollector):
-    """Collector of a component on the loop."""
-
-    give_up: Any = None
-    """``Spout.give_up``; ``None`` for a bolt."""
-
-    def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any, event: Any = None) -> None:
-        super().__init__(runner)
-        self.emit: Any = emit
-        self.ack: Any = ack
-        self.fail: Any = fail
-        self.event: Any = event
-
-    def ack_all(self, tups: Any) -> None:
-        for tup in tups:
-            self.ack(tup)

@@ -42,8 +42,9 @@ _REPORT_MS = 60_000
 _HOLDS = (
     "waits for room: its dead letters that were not replayed have {used:,} bytes of {limit:,} "
     "(topology.dead.letter.max.bytes). Repair what their errors name and replay them "
-    "(storm-dagster dead-letters {name} --replay), raise the limit, or export them (--export) and "
-    "let the oldest be dropped (topology.dead.letter.overflow: drop)"
+    "(storm-dagster dead-letters {name} --replay), export (--export) and delete those that no "
+    "repair can help (--delete --older-than SECS, or --all), raise the limit, or let the oldest "
+    "be dropped (topology.dead.letter.overflow: drop)"
 )
 """Why a spout is held."""
 
@@ -431,7 +432,8 @@ class DeadLetters:
         A page has at most about 1 MiB. ``next`` is the last number, ``None`` at the end. With
         ``replay`` the letters are emitted once more, except those that were already, or cannot be:
         the page has only those. :class:`Unavailable` if the topology is not active. A letter is
-        marked when its tree is complete, and stays when it fails.
+        marked when its tree is complete, and stays when it fails. With ``delete_older_secs`` the
+        page has the letters that are deleted: those whose last failure is at least as long ago.
         """
         runner = self._runner
         if query.replay and not runner.shared.spouts_run:
@@ -440,13 +442,20 @@ class DeadLetters:
                 "again"
             )
         letters: list[dict[str, Any]] = []
+        next_number: int | None = None
+        delete_before = None
+        if query.delete_older_secs is not None:
+            delete_before = runner.shared.now_ms() - query.delete_older_secs * 1000
         size = 0
         stored = self.log.read() if self.log is not None else {}
         for number, letter in stored.items():
             if number <= query.after:
                 continue
             if len(letters) >= query.limit or size > _PAGE_BYTES:
-                return {"entries": letters, "next": letters[-1]["number"]}
+                next_number = letters[-1]["number"]
+                break
+            if delete_before is not None and letter["last_ms"] > delete_before:
+                continue
             if query.replay:
                 if letter["raw"] is None or "replayed_ms" in letter or number in self._replays:
                     continue
@@ -461,4 +470,14 @@ class DeadLetters:
                 self._replays[number] = replay
             letters.append(letter)
             size += len(str(letter))
-        return {"entries": letters, "next": None}
+        if delete_before is not None and letters:
+            self._delete([letter["number"] for letter in letters])
+        return {"entries": letters, "next": next_number}
+
+    def _delete(self, numbers: list[int]) -> None:
+        """Delete letters; a spout that they held emits again if there is room now."""
+        assert self.log is not None
+        self.log.delete(numbers)
+        for number in numbers:
+            self._replays.pop(number, None)
+        self._recount(self.log)

@@ -7,6 +7,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from storm_dagster.api.context import TopologyContext
+from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.names import SYSTEM
@@ -24,6 +25,7 @@ from storm_dagster.worker.state.host import MAX_RETRY_SECS
 from storm_dagster.worker.tasks.error_pauses import ErrorPauses
 from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.stats import TaskStats
+from storm_dagster.worker.tasks.system_wait import SystemWait
 
 if TYPE_CHECKING:
     from storm_dagster.worker.state.driver import StateDriver
@@ -101,6 +103,10 @@ class Runner:
         """
         self.events_full = False
         """True while its events for Dagster are not taken, and it takes no tuples. Any thread."""
+        self.events_wait = False
+        """True while some of its events wait for a cluster that does not take them. Any thread."""
+        self.wait = SystemWait(self)
+        """Wait for a system that the component named as unavailable."""
         self.in_cycle = False
         """True if its component reads, directly or not, from all components that hold it back."""
         self.next_turn = 0.0
@@ -169,6 +175,7 @@ class Runner:
             return False
         self.status = "running"
         self.next_tick = now + (self.tick_secs or 0.0)
+        self.wait.end("initialize")
         return True
 
     def start_failed(self, error: BaseException, now: float) -> None:
@@ -176,11 +183,16 @@ class Runner:
 
         The next attempt is after a pause, which is longer each time.
         """
-        self.report(error, "initialize")
+        pause: float | None = None
+        if isinstance(error, SystemUnavailable):
+            self.wait.begin(error, "initialize")
+            pause = self.wait.pause_secs()
+        else:
+            self.report(error, "initialize")
         if self.state is not None:
             self.state.log.close()
             self.state = None
-        self._retry_at = now + self._pauses.next_pause()
+        self._retry_at = now + (self._pauses.next_pause() if pause is None else pause)
 
     def open(self) -> bool | None:
         """Create and initialize the component.
@@ -214,9 +226,10 @@ class Runner:
     def target_is_away(self) -> bool:
         """True while the component waits for an external system.
 
-        It takes no tuples until its sink, or Spark, responds, or the cluster takes its events.
+        It takes no tuples until its sink, or Spark, responds, the cluster takes its events, or a
+        system answers that it named itself. A spout that waits holds no other component.
         """
-        return self.events_full
+        return self.events_full or (self.kind == "bolt" and self.wait.is_waiting)
 
     def backlog_secs(self) -> float:
         """Return the estimated seconds to process the queue."""
@@ -453,6 +466,10 @@ class Runner:
         if name in metrics or len(metrics) < 100:
             metrics[name] = value
 
+    def publish(self, name: str, value: Any) -> None:
+        """Keep the newest value of a metric, as :meth:`metric`. Any thread that runs the task."""
+        self.metric(name, value)
+
     def send_to_peer(self, task: int, values: Sequence[Any]) -> None:
         """Send a message to another task of the component.
 
@@ -488,10 +505,19 @@ class Runner:
         try:
             self.instance.process_tick(self.tick_tuple())
         except self.shared.catches as error:
-            self.on_error(error, "process_tick")
-            self.tick_errors.on_error(self.shared.clock())
+            self.on_tick_error(error)
         else:
             self.tick_errors.on_success()
+            self.wait.end("tick")
+
+    def on_tick_error(self, error: BaseException) -> None:
+        """Pause ``process_tick``, or wait for the system that it named."""
+        if isinstance(error, SystemUnavailable):
+            self.wait.begin(error, "tick")
+            return
+        self.on_error(error, "process_tick")
+        self.tick_errors.on_error(self.shared.clock())
+        self.wait.end("tick")
 
     def on_clock(self, now: float) -> None:
         """Set :attr:`ticks` to the due events; missed ticks are skipped."""

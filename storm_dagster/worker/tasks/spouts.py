@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.dataplane.acking import PendingMap
@@ -17,7 +18,8 @@ from storm_dagster.worker.dataplane.sending import (
     send_to_targets,
 )
 from storm_dagster.worker.dataplane.tree import Tree, next_edge
-from storm_dagster.worker.tasks.bolts import BoltCollector, emitted_on
+from storm_dagster.worker.tasks.bolts import emitted_on
+from storm_dagster.worker.tasks.collectors import BoltCollector
 from storm_dagster.worker.tasks.dead_letters import DeadLetters, Notify, Verdict
 from storm_dagster.worker.tasks.error_pauses import ErrorPauses
 from storm_dagster.worker.tasks.runner import Runner, make_component
@@ -336,7 +338,7 @@ class SpoutRunner(SpoutBase):
             return True
         if not self.may_emit() or now < self.pause_until or not shared.owns():
             return worked
-        if now < self.retry_at():
+        if now < self.retry_at() or self.wait.is_pausing():
             return worked
         next_tuple = self.instance.next_tuple
         routes = tuple(self.routes.values())
@@ -354,12 +356,17 @@ class SpoutRunner(SpoutBase):
             try:
                 next_tuple()
             except shared.catches as error:
+                if isinstance(error, SystemUnavailable):
+                    self.wait.begin(error)
+                    return True
                 self.on_error(error, "next_tuple")
                 self.call_errors.on_error(clock())
                 self.pause_until = clock() + _ERROR_PAUSE_SECS
                 return True
             if self.call_errors.errors:
                 self.call_errors.on_success()
+            if self.wait.is_waiting:
+                self.wait.end()
             emitted = routes[0].emitted if len(routes) == 1 else emitted_on(routes)
             if emitted == before:
                 self._empty += 1
@@ -382,7 +389,8 @@ class SpoutRunner(SpoutBase):
     def idle_secs(self, now: float) -> float | None:
         if not self.may_emit() or self.full():
             return None
-        return max(0.0, self.pause_until - now, self.retry_at() - now)
+        wait_secs = self.wait.pause_secs() or 0.0
+        return max(0.0, self.pause_until - now, self.retry_at() - now, wait_secs)
 
     def on_active(self, active: bool) -> None:
         self._call("activate" if active else "deactivate")

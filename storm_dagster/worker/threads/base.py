@@ -28,7 +28,7 @@ from storm_dagster.worker.dataplane.named_values import namer_of
 from storm_dagster.worker.dataplane.sending import sent_and_received
 from storm_dagster.worker.dataplane.tree import LOST, anchor_tree
 from storm_dagster.worker.state.opening import open_state
-from storm_dagster.worker.tasks.bolts import BaseCollector, check_received
+from storm_dagster.worker.tasks.collectors import BaseCollector, check_received
 from storm_dagster.worker.tasks.runner import Runner, make_component
 from storm_dagster.worker.tasks.stacks import component_stack
 
@@ -133,6 +133,7 @@ class ThreadMixin(Runner, ABC):
             return False
         self.status = "running"
         self.next_tick: float = now + (self.tick_secs or 0.0)
+        self.wait.end("initialize")
         return True
 
     def run_loop_calls(self) -> bool:
@@ -245,6 +246,13 @@ class ThreadMixin(Runner, ABC):
             self.call_in_loop(lambda: Runner.report(self, error, activity))
         else:
             super().report(error, activity)
+
+    def publish(self, name: str, value: Any) -> None:
+        """Publish as :meth:`Runner.publish`; any thread."""
+        if threading.current_thread() is self._thread:
+            self.call_in_loop(lambda: self.metric(name, value))
+        else:
+            super().publish(name, value)
 
     def restart(self) -> None:
         """Restart as :meth:`Runner.restart`, with another thread.

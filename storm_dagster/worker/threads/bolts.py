@@ -8,6 +8,7 @@ import queue
 import time
 from typing import Any
 
+from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree
@@ -53,11 +54,11 @@ class BlockingBoltRunner(ThreadMixin):
     def busy_elsewhere(self) -> bool:
         """True if the thread has work.
 
-        To wait for a full target, or for events to be taken, does not count.
+        To wait for a full target, for events to be taken, or for another system, does not count.
         """
         if self.instance is not None and self.shared.now_ms() < self.instance._room_at:
             return False
-        if self.events_full:
+        if self.events_full or self.wait.is_pausing():
             return False
         if self._thread is None:
             return False
@@ -133,21 +134,28 @@ class BlockingBoltRunner(ThreadMixin):
             if tup is TICK or tup is PULSE:
                 self._run_timer(tup)
                 continue
-            begin = clock()
             self._current = tup
-            emitted = self._emitted
-            calls[0] = (begin / 1e9, "process", None)
-            try:
-                bolt.process(tup)
-            except catches as error:
-                self.on_error(error, f"process of a tuple of {tup.component}")
-                if bolt.auto_fail or self.crashed:
-                    self.call_in_loop(
-                        lambda tup=tup, reason=self.reason_of(error): self.fail(tup, reason)
-                    )
-            else:
-                if auto_ack:
-                    self.call_in_loop(lambda tup=tup: self.ack(tup))
+            while True:
+                begin = clock()
+                emitted = self._emitted
+                calls[0] = (begin / 1e9, "process", None)
+                try:
+                    bolt.process(tup)
+                except SystemUnavailable as error:
+                    calls.clear()
+                    self.wait.begin(error)
+                    if self._await_system():
+                        continue
+                    # The task ends: the tuple fails with the others in `unacked`.
+                    break
+                except catches as error:
+                    self._on_process_error(bolt, tup, error)
+                else:
+                    if auto_ack:
+                        self.call_in_loop(lambda tup=tup: self.ack(tup))
+                if self.wait.is_waiting:
+                    self.wait.end()
+                break
             self._current = None
             self._end_turn(emitted)
             calls.clear()
@@ -157,6 +165,21 @@ class BlockingBoltRunner(ThreadMixin):
                 self.state.on_idle()
         if batch:
             self.call_in_loop(lambda: self._count_executed(batch, nanos))
+
+    def _on_process_error(self, bolt: Any, tup: Tuple, error: BaseException) -> None:
+        """Report an error of ``process``, and fail the tuple unless the bolt does that itself."""
+        self.on_error(error, f"process of a tuple of {tup.component}")
+        if bolt.auto_fail or self.crashed:
+            reason = self.reason_of(error)
+            self.call_in_loop(lambda: self.fail(tup, reason))
+
+    def _await_system(self) -> bool:
+        """Wait until the next call is due. False if the task ends before. In the thread."""
+        while self.wait.is_pausing() or not self.shared.owns():
+            if self._stopping or self._detached or self.shared.closing or self.crashed:
+                return False
+            time.sleep(0.002)
+        return True
 
     def _must_wait(self, item: Any, bolt: Any) -> bool:
         """True while the component must not handle the item, a tuple or a timer.
@@ -175,6 +198,11 @@ class BlockingBoltRunner(ThreadMixin):
         self._calls[0] = (time.perf_counter_ns() / 1e9, method, None)
         if item is TICK:
             self.run_tick()
+            while self.wait.is_of("tick"):
+                self._calls.clear()
+                if not self._await_system():
+                    break
+                self.run_tick()
         else:
             self.run_pulse()
         self._calls.clear()
@@ -213,6 +241,8 @@ class AsyncBoltRunner(BlockingBoltRunner):
 
     def _work(self) -> None:
         self._ending = False
+        self._waiting_ids: set[Any] = set()
+        """Ids of tuples that wait for a system."""
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
@@ -248,11 +278,8 @@ class AsyncBoltRunner(BlockingBoltRunner):
 
     async def _handle(self, tup: Any, window: asyncio.Semaphore) -> None:
         """Process one item of the inbox, and leave the window."""
-        bolt = self.instance
         try:
-            while (self.events_full or (isinstance(tup, Tuple) and not self.may_begin())) and not (
-                self._stopping or self.shared.closing
-            ):
+            while self._must_pause(tup) and not (self._stopping or self.shared.closing):
                 await asyncio.sleep(0.002)
             while not self.shared.owns() and not self.shared.closing:
                 await asyncio.sleep(0.02)
@@ -262,22 +289,13 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 return
             _processing.set(tup)
             emitted = self._emitted
-            try:
-                self._calls[tup.id] = (begin / 1e9, "process", None)
-                coroutine = bolt.process(tup)
-                self._calls[tup.id] = (begin / 1e9, "process", coroutine)
-                await coroutine
-            except self.shared.catches as error:
-                if self._ending and isinstance(error, asyncio.CancelledError):
-                    raise
-                self.on_error(error, f"process of a tuple of {tup.component}")
-                if bolt.auto_fail or not isinstance(error, Exception):
-                    reason = self.reason_of(error)
-                    self.call_in_loop(lambda: self.fail(tup, reason))
-            else:
-                if bolt.auto_ack:
-                    self.call_in_loop(lambda: self.ack(tup))
-            self._calls.pop(tup.id, None)
+            while not await self._process(tup, time.perf_counter_ns()):
+                while self.wait.is_pausing() and not (self._stopping or self.shared.closing):
+                    await asyncio.sleep(0.002)
+                if self._stopping or self.shared.closing:
+                    # It fails with the others in `unacked`.
+                    return
+                begin = time.perf_counter_ns()
             self._end_turn(emitted)
             spent = time.perf_counter_ns() - begin
             self.call_in_loop(lambda: self._count_executed([tup], spent))
@@ -288,6 +306,39 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 self.on_error(error, "a call of the component")
         finally:
             window.release()
+
+    def _must_pause(self, item: Any) -> bool:
+        """True while an item must not be handled: see :meth:`BlockingBoltRunner._must_wait`."""
+        if self.events_full or self.wait.is_pausing():
+            return True
+        return isinstance(item, Tuple) and not self.may_begin()
+
+    async def _process(self, tup: Tuple, begin: int) -> bool:
+        """Await ``process``, and ack or fail the tuple. False if it waits for a system."""
+        bolt = self.instance
+        try:
+            self._calls[tup.id] = (begin / 1e9, "process", None)
+            coroutine = bolt.process(tup)
+            self._calls[tup.id] = (begin / 1e9, "process", coroutine)
+            await coroutine
+        except SystemUnavailable as error:
+            self._waiting_ids.add(tup.id)
+            self.wait.begin(error)
+            return False
+        except self.shared.catches as error:
+            if self._ending and isinstance(error, asyncio.CancelledError):
+                raise
+            self._on_process_error(bolt, tup, error)
+        else:
+            if bolt.auto_ack:
+                self.call_in_loop(lambda: self.ack(tup))
+        finally:
+            self._calls.pop(tup.id, None)
+        if tup.id in self._waiting_ids:
+            # Other tuples, which need no answer of the system, do not show that it is back.
+            self._waiting_ids.clear()
+            self.wait.end()
+        return True
 
     async def _run_async_tick(self, begin: int) -> None:
         """Call ``process_tick``, which may be a coroutine, unless its errors pause it."""
@@ -304,10 +355,10 @@ class AsyncBoltRunner(BlockingBoltRunner):
         except self.shared.catches as error:
             if self._ending and isinstance(error, asyncio.CancelledError):
                 raise
-            self.on_error(error, "process_tick")
-            self.tick_errors.on_error(self.shared.clock())
+            self.on_tick_error(error)
         else:
             self.tick_errors.on_success()
+            self.wait.end("tick")
 
     def in_process(self) -> Tuple | None:
         return _processing.get()

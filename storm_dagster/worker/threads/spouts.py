@@ -6,6 +6,7 @@ import queue
 import time
 from typing import Any
 
+from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.tasks.dead_letters import Verdict
 from storm_dagster.worker.tasks.error_pauses import ErrorPauses
@@ -84,7 +85,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         """True if ``next_tuple`` may be called now. In the thread."""
         if not self.may_emit() or self._muted or self.crashed:
             return False
-        if self.shared.clock() < self.retry_at():
+        if self.shared.clock() < self.retry_at() or self.wait.is_pausing():
             return False
         return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
 
@@ -135,10 +136,9 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
                 # After an empty call, a pause that doubles up to 20 ms.
                 idle = method == "next_tuple" and self._emitted == before
                 pause = min(0.02, (pause or 0.0005) * 2) if idle else 0.0
-                self._pauses_of(method).on_success()
+                self._on_success(method)
             except catches as error:
-                self.on_error(error, method)
-                self._pauses_of(method).on_error(self.shared.clock())
+                self._on_call_error(method, error)
                 pause = 0.1
             finally:
                 calls.clear()
@@ -154,6 +154,20 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             self.clock_errors.on_error(self.shared.clock())
         else:
             self.clock_errors.on_success()
+
+    def _on_success(self, method: str) -> None:
+        """End the pauses of a method that returned."""
+        self._pauses_of(method).on_success()
+        if method == "next_tuple" and self.wait.is_waiting:
+            self.wait.end()
+
+    def _on_call_error(self, method: str, error: BaseException) -> None:
+        """Report an error, or wait for the system that ``next_tuple`` named."""
+        if method == "next_tuple" and isinstance(error, SystemUnavailable):
+            self.wait.begin(error)
+            return
+        self.on_error(error, method)
+        self._pauses_of(method).on_error(self.shared.clock())
 
     def _pauses_of(self, method: str) -> ErrorPauses:
         """Pauses for the errors of a method: those of ``next_tuple``, or of all others."""
