@@ -101,13 +101,13 @@ class Opening(Bolt):
 class IntoDatabase(SinkBolt):
     """Writes to a PostgreSQL that does not listen."""
 
-    sink = PostgresSink("orders")
+    sink: ClassVar[Any] = PostgresSink("orders")
 
 
 class OntoDisk(SinkBolt):
     """Writes to a folder that cannot be made."""
 
-    sink = FileSink("/dev/null/orders")
+    sink: ClassVar[Any] = FileSink("/dev/null/orders")
 
 
 @pytest.mark.parametrize("bolt", [IntoDatabase, OntoDisk])
