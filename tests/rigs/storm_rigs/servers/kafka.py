@@ -4,12 +4,20 @@ on real ports.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -36,6 +44,21 @@ class KafkaRig:
             self.bootstrap = ",".join(f"{one.host}:{one.port}" for one in brokers)
         self.conf: dict[str, Any] = {"bootstrap.servers": self.bootstrap, "log_level": 0}
         self.admin = AdminClient(self.conf)
+        if REAL:
+            self._await_coordinator()
+
+    def _await_coordinator(self) -> None:
+        """Wait until the broker keeps positions: a new one makes their topic at the first request."""
+        with contextlib.closing(Consumer({**self.conf, "group.id": "storm-rig"})) as consumer:
+
+            def knows_positions() -> bool:
+                try:
+                    consumer.committed([TopicPartition("storm-rig", 0)], timeout=patience(10))
+                except KafkaException as error:
+                    return error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+                return True
+
+            eventually(knows_positions, what="the broker's coordinator of positions")
 
     def topic(self, partitions: int = 4, **config: str) -> str:
         """A new topic. Librdkafka's brokers give each four partitions."""
