@@ -14,13 +14,15 @@ import dagster as dg
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.detection import LivenessLimits
+from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing import heartbeat_sensor
 from storm_dagster.defs.healing.memory import REASSIGN_OP, HealingCursor
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.operations.context import OperationsContext
+from storm_dagster.model.view import TopologyView
+from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_simulation.kernel import EPOCH, Host, Process
@@ -126,7 +128,9 @@ class SimulatedDagster:
         while True:
             kernel.sleep(kernel.rng.uniform(0.2, 1.5))
             context: Any = SimpleNamespace(cursor=self.storage.cursor, instance=_Instance(self))
-            tick = heartbeat_sensor._Tick("heartbeat_sensor", context, limits, self.names)
+            tick = heartbeat_sensor._Tick(
+                "heartbeat_sensor", context, limits, self.names, self._load
+            )
             requests: list[dg.RunRequest] = []
             try:
                 with heartbeat_sensor._open_watch(conf) as watch:
@@ -139,6 +143,12 @@ class SimulatedDagster:
             self.storage.cursor = tick.cursor.after(tick.memory)
             for request in requests:
                 self._launch(request)
+
+    def _load(self, state: StormClusterState, topology: TopologyView) -> Runnable:
+        """The code of a topology, as the sensor reads it."""
+        with NimbusBlobClient(state.leader_http, deadline_secs=3.0) as blobs:
+            ctx = OperationsContext(state, blobs, self.cluster.conf(), planner=plan_placement)
+            return load_runnable(ctx, topology)
 
     def _launch(self, request: dg.RunRequest) -> None:
         assert request.run_key is not None
