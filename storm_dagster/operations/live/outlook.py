@@ -13,7 +13,7 @@ from storm_dagster.core.liveness.retries import Outlook, plan_key
 from storm_dagster.core.reassignment import Runnable, monitor_batch, same_workers
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.usable_slots import UserBounds
-from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.view import ClusterView, TopologyView
 
 _MAX_RESULTS = 2000
@@ -94,7 +94,7 @@ class ReassignmentOutlook:
         failed_at = self._unreadable.get(topology.code_dir)
         now = time.monotonic()
         if failed_at is not None and now - failed_at < _UNREADABLE_SECS:
-            raise StormDagsterError(f"the code of {topology.id} was not in reach a moment ago")
+            raise Unavailable(f"the code of {topology.id} was not in reach a moment ago: wait")
         try:
             runnable = load(topology)
         except StormDagsterError:
