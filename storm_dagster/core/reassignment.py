@@ -13,6 +13,7 @@ from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.scheduling.build import topology_to_place
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.core.transitions import STEADY
+from storm_dagster.core.usable_slots import UserBounds, usable_slots
 from storm_dagster.model.placement import (
     PlacementBatch,
     SupervisorSlots,
@@ -47,23 +48,13 @@ def offered_supervisors(
 ) -> tuple[SupervisorSlots, ...]:
     """List the supervisors that may get work.
 
-    They are registered, not blacklisted by host, and not in ``avoid``. Ports of topologies outside
-    ``placing`` (topology ids) are used, and so are ``withheld`` slots: those of workers that are
-    dead in this round. Hosts that another topology is isolated on are omitted, except those of
-    ``isolation`` and those that a topology of ``placing`` is isolated on.
+    They are those of :func:`~storm_dagster.core.usable_slots.usable_slots`, whose arguments these
+    are.
     """
-    used = view.used_ports(without=frozenset(placing))
-    for node, port in withheld:
-        used.setdefault(node, set()).add(port)
-    return tuple(
-        SupervisorSlots(
-            id=supervisor_id,
-            info=info,
-            used=tuple(sorted(used.get(supervisor_id, ()))),
-        )
-        for supervisor_id, info in sorted(view.open_supervisors(placing, isolation).items())
-        if supervisor_id not in avoid
+    usable = usable_slots(
+        view, placing=placing, avoid=avoid, withheld=withheld, isolation=isolation
     )
+    return usable.supervisors
 
 
 def _to_place(
@@ -185,13 +176,14 @@ def monitor_batch(
     """Build the batch that reassigns the tasks of ``causes`` and no others.
 
     If the only cause is too few workers, it is the batch of a rebalance, which moves the fewest
-    tasks.
+    tasks. The topology gets no worker beyond the bounds of its user.
     """
     avoid: set[str] = set()
     for cause in causes:
         avoid.update(cause.avoid)
     if {cause.kind for cause in causes} == {"too_few_workers"}:
-        return rebalance_batch(view, topology, runnable, table, avoid=avoid)
+        workers = _bounded_workers(view, topology, runnable)
+        return rebalance_batch(view, topology, runnable, table, workers=workers, avoid=avoid)
     # A cause without a worker names no slot.
     withheld = {cause.slot for cause in causes if cause.node}
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
@@ -216,12 +208,23 @@ def monitor_batch(
         runnable,
         table,
         base.executors,
-        workers=base.workers,
+        workers=_bounded_workers(view, topology, runnable),
         event="monitor",
         dead=tuple(sorted(dead)),
         unstopped=tuple(sorted(elsewhere - dead)),
     )
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
+
+
+def _bounded_workers(view: ClusterView, topology: TopologyView, runnable: Runnable) -> int:
+    """The requested workers, as far as the bounds of the topology's user allow them.
+
+    The workers that it has count in any case: healing takes none away.
+    """
+    more_workers = UserBounds.from_conf(runnable.conf).more_workers(view, topology)
+    if more_workers is None:
+        return topology.base.workers
+    return min(topology.base.workers, max(1, len(topology.workers) + more_workers))
 
 
 def rebalance_batch(

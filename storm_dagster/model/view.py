@@ -5,7 +5,7 @@ part carries the data version that it was read at, so that the write of the plan
 set.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from storm_dagster.model import records
@@ -131,29 +131,6 @@ class ClusterView:
             if topology.base.name == name:
                 return topology
         return None
-
-    def open_supervisors(
-        self, placing: Collection[str] = (), isolation: Collection[str] = ()
-    ) -> dict[str, records.SupervisorInfo]:
-        """Supervisors that the topology ids ``placing`` may use.
-
-        ``isolation`` are hosts that they are isolated on. Silent supervisors are included. Left out
-        are those of blacklisted hosts, and of hosts that only other topologies are isolated on
-        (``isolation.scheduler.machines``).
-        """
-        own_hosts = set(isolation)
-        hosts_of_others: set[str] = set()
-        for topology in self.topologies.values():
-            if topology.id in placing:
-                own_hosts.update(topology.base.isolation)
-            else:
-                hosts_of_others.update(topology.base.isolation)
-        closed_hosts = (hosts_of_others - own_hosts) | self.blacklist
-        return {
-            supervisor_id: info
-            for supervisor_id, info in self.supervisors.items()
-            if info.host not in closed_hosts
-        }
 
     def used_ports(self, without: frozenset[str] = frozenset()) -> dict[str, set[int]]:
         """Supervisor id -> ports that assignments hold.

@@ -160,29 +160,37 @@ def test_a_repeated_tick_repeats_its_run_key_until_healed(
     assert not evaluate(world, "heartbeat_sensor", first.cursor).run_requests
 
 
-def test_the_attempt_rises_with_back_off_while_the_cause_persists(world: DagsterWorld) -> None:
+def let_a_minute_pass(world: DagsterWorld, cursor: str | None) -> str:
+    """The cursor of a sensor whose last runs and back-offs are older."""
+    assert cursor is not None
+    memory = world.stored_memory(cursor)
+    for attempt in memory["attempts"].values():
+        attempt[1] -= 61
+    for tries in memory["tries"].values():
+        tries[1] -= 61
+    return world.with_memory(cursor, memory)
+
+
+def test_a_second_attempt_is_made_when_a_plan_places_the_tasks(world: DagsterWorld) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
-    world.supervisor(
-        "s2", ports=tuple(w.port for w in world.topology("wc").assignment.workers if w.node == "s2")
-    )
-    lose_host(world, "s1")  # Nowhere to go: every try fails.
+    ports = tuple(w.port for w in world.topology("wc").assignment.workers if w.node == "s2")
+    world.supervisor("s2", ports=ports)
+    lose_host(world, "s1")  # Nowhere to go: the first try fails.
     first = evaluate(world, "heartbeat_sensor", cursor)
     assert not launch(world, first.run_requests[0]).success
-    memory = world.stored_memory(first.cursor)
-    for attempt in memory["attempts"].values():
-        attempt[1] += 30  # However slow this machine is: within the back-off.
-    assert not evaluate(
-        world, "heartbeat_sensor", world.with_memory(first.cursor, memory)
-    ).run_requests
-
-    def second() -> list[dg.RunRequest]:
-        return evaluate(world, "heartbeat_sensor", first.cursor).run_requests
-
-    requests = eventually(second, what="the second attempt", interval=0.3)
-    cause, _, attempt = str(requests[0].run_key).rpartition(":")
+    assert not evaluate(world, "heartbeat_sensor", first.cursor).run_requests
+    cursor = let_a_minute_pass(world, first.cursor)
+    waiting = evaluate(world, "heartbeat_sensor", cursor)
+    assert not waiting.run_requests
+    assert "no plan would change 1 topologies that wait: wc" in waiting.skip_message
+    world.supervisor("s3")
+    second = evaluate(world, "heartbeat_sensor", cursor).run_requests
+    cause, _, attempt = str(second[0].run_key).rpartition(":")
     assert attempt == "2"
     assert cause == str(first.run_requests[0].run_key).rpartition(":")[0]
+    assert launch(world, second[0]).success
+    assert "s3" in {worker.node for worker in world.topology("wc").assignment.workers}
 
 
 def test_a_run_in_progress_is_not_doubled(world: DagsterWorld) -> None:
@@ -221,7 +229,7 @@ def test_a_cause_that_comes_back_never_reuses_a_run_key(world: DagsterWorld) -> 
         world.run_workers("wc")
         result = evaluate(world, "heartbeat_sensor", result.cursor)
         assert not result.run_requests
-        cursor = result.cursor
+        cursor = let_a_minute_pass(world, result.cursor)
 
 
 def test_another_boot_grants_one_full_timeout(world: DagsterWorld) -> None:

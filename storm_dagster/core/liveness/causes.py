@@ -4,7 +4,7 @@ The key of a cause makes it one run. The memory passes from one poll of the clus
 :mod:`storm_dagster.zk.sensor_memory` stores it.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -136,30 +136,27 @@ SPREAD_PAUSE_SECS = 600.0
 
 
 def due_attempts(
-    causes: "Iterable[Cause]",
+    causes: Iterable[Cause],
     memory: AttemptMemory,
     *,
     boot_now: float,
     running: Collection[str] = (),
     patience_secs: float = 0.0,
+    permitted: Callable[[Sequence[Cause]], bool] = lambda causes: True,
 ) -> tuple[list[Attempt], dict[str, tuple[int, float]]]:
     """Return the causes to act on now, and the memory for the next call.
 
     The first attempt is due when the cause has been true for ``patience_secs``, the next ones after
     1, 2, 4 ... 60 s while it persists. A topology with too few workers waits ``SPREAD_PAUSE_SECS``.
     No attempt is due while the run of the last one (its run key is in ``running``) continues.
-    Causes that are over are forgotten.
+    Causes that are over are forgotten. ``permitted`` gets all due causes of one topology. Without
+    its permission they stay due, and their number of attempts does not rise.
     """
-    due: list[Attempt] = []
-    next_memory: dict[str, tuple[int, float]] = {}
+    attempts_of: dict[str, tuple[int, float]] = {}
+    due_of: dict[str, list[Cause]] = {}
     for cause in causes:
         first_at = boot_now + patience_secs
-        if cause.kind == "too_few_workers":
-            min_pause = SPREAD_PAUSE_SECS
-            max_pause = SPREAD_PAUSE_SECS
-        else:
-            min_pause = 0.0
-            max_pause = _MAX_PAUSE_SECS
+        _, max_pause = _pauses(cause)
         attempts, not_before = memory.get(cause.key, (0, first_at))
         # A time that lies further ahead than the patience, or than the longest back-off, is of
         # another machine's boot clock.
@@ -167,13 +164,32 @@ def due_attempts(
             not_before = min(not_before, first_at)
         elif not_before > boot_now + max_pause:
             not_before = boot_now
+        attempts_of[cause.key] = (attempts, not_before)
         if boot_now >= not_before and f"{cause.key}:{attempts}" not in running:
-            back_off = 2.0 ** min(attempts, _MAX_DOUBLINGS)
-            not_before = boot_now + min(max(back_off, min_pause), max_pause)
-            attempts += 1
-            due.append(Attempt(cause, attempts))
-        next_memory[cause.key] = (attempts, not_before)
-    return due, next_memory
+            due_of.setdefault(cause.topology_id, []).append(cause)
+    due: list[Attempt] = []
+    for topology_causes in due_of.values():
+        if not permitted(topology_causes):
+            continue
+        for cause in topology_causes:
+            attempts, _ = attempts_of[cause.key]
+            attempts_of[cause.key] = (attempts + 1, boot_now + _pause_after(cause, attempts))
+            due.append(Attempt(cause, attempts + 1))
+    return due, attempts_of
+
+
+def _pause_after(cause: Cause, attempts: int) -> float:
+    """Seconds until the attempt after the next one, if the cause had that many ``attempts``."""
+    min_pause, max_pause = _pauses(cause)
+    back_off = 2.0 ** min(attempts, _MAX_DOUBLINGS)
+    return min(max(back_off, min_pause), max_pause)
+
+
+def _pauses(cause: Cause) -> tuple[float, float]:
+    """Shortest and longest pause between two attempts for a cause."""
+    if cause.kind == "too_few_workers":
+        return SPREAD_PAUSE_SECS, SPREAD_PAUSE_SECS
+    return 0.0, _MAX_PAUSE_SECS
 
 
 class FirstSeen(NamedTuple):

@@ -8,7 +8,6 @@ the end of an outage) grants one full timeout.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -24,6 +23,7 @@ from storm_dagster.core.liveness.causes import (
     TopologyMemory,
 )
 from storm_dagster.core.transitions import HEALED, STEADY
+from storm_dagster.core.usable_slots import UsableSlots, UserBounds, usable_slots
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.records import Assignment, WorkerSlot
@@ -54,6 +54,8 @@ class LivenessLimits:
 
     ZooKeeper ends sessions in buckets, and clients reconnect late.
     """
+    users: UserBounds = field(default_factory=UserBounds)
+    """Bounds of what the topologies of one user may hold."""
 
     @staticmethod
     def from_conf(conf: Conf) -> "LivenessLimits":
@@ -65,6 +67,7 @@ class LivenessLimits:
             mass_loss_percent=conf.get("nimbus.mass.loss.percent", 30),
             # Twice the session timeout, which is in milliseconds.
             window_secs=conf.get("storm.zookeeper.session.timeout", 4000) / 500,
+            users=UserBounds.from_conf(conf),
         )
 
 
@@ -298,15 +301,15 @@ class _Check:
     restarting: list[tuple[str, str, int]] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
 
-    @cached_property
-    def free_slots(self) -> int:
-        """Slots that no assignment holds, on supervisors that may get work."""
-        used = self.view.used_ports()
-        count = 0
-        for supervisor_id, info in self.view.open_supervisors().items():
-            if supervisor_id not in self.silent:
-                count += len({*info.ports} - used.get(supervisor_id, set()))
-        return count
+    def usable_slots(self, topology: TopologyView) -> UsableSlots:
+        """Slots that the topology may use, without its reserve.
+
+        The view has no conf. So a cause that free slots make is planned before it is a run
+        (:mod:`storm_dagster.core.liveness.retries`).
+        """
+        return usable_slots(
+            self.view, placing=[topology.id], avoid=self.silent, bounds=self.limits.users
+        )
 
     def is_restarting(self, worker: WorkerSlot) -> bool:
         """True if the worker's supervisor reports that it restarts the worker."""
@@ -466,14 +469,14 @@ class _TopologyCheck:
                 self._add("dead_task", worker, worker.ids)
 
     def _check_unassigned(self) -> None:
-        """Add tasks without a slot, once the cluster has a free one."""
+        """Add tasks without a slot, once there is a free one that the topology may use."""
         if self._topology.tasks is None:
             return
         placed: set[int] = set()
         for worker in self._assignment.workers:
             placed.update(worker.ids)
         without = tuple(sorted(self._topology.tasks.component_of().keys() - placed))
-        if without and self._check.free_slots:
+        if without and self._check.usable_slots(self._topology).free:
             self._add("unassigned", None, without)
 
     def _check_free_room(self, memory: TopologyMemory) -> FirstSeen | UnsetType:
@@ -488,8 +491,11 @@ class _TopologyCheck:
             count for component, count in base.executors.items() if component != TOPOLOGY_MASTER
         )
         missing_workers = min(base.workers, executors) - len(self._assignment.workers)
-        workers = min(missing_workers, self._check.free_slots)
-        if workers < 1 or base.status not in STEADY or memory.missing or memory.starting:
+        is_steady = base.status in STEADY and not memory.missing and not memory.starting
+        if missing_workers < 1 or not is_steady:
+            return UNSET
+        workers = min(missing_workers, self._check.usable_slots(self._topology).count)
+        if workers < 1:
             return UNSET
         free_room = _first_seen(workers, self._last.room if self._last else None, self._now)
         ready_at = free_room.since + self._check.limits.window_secs

@@ -5,7 +5,7 @@ cluster, counts the attempts and their back-off, and keeps the alarm of the mass
 (``docs/decisions.md#mass-loss``). Its caller launches the reassignments.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -21,6 +21,15 @@ from storm_dagster.core.liveness.causes import (
     due_attempts,
 )
 from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
+from storm_dagster.core.liveness.retries import (
+    Outlook,
+    Tries,
+    TriesMemory,
+    may_try,
+    needs_plan,
+    note_attempts,
+)
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.view import ClusterView
 
 
@@ -37,7 +46,9 @@ class HealingSettings:
     During a longer one the healer did not observe, so all limits restart.
     """
     patience_secs: float = 0.0
-    """Seconds that another healer has for a cause before the first attempt."""
+    """Seconds that another healer has for a cause, or for the promise of a plan."""
+    are_runs: bool = False
+    """True if attempts are Dagster runs: the number of those that change nothing is limited."""
 
 
 class HealingState(msgspec.Struct, frozen=True):
@@ -46,6 +57,13 @@ class HealingState(msgspec.Struct, frozen=True):
     liveness: LivenessMemory = msgspec.field(default_factory=LivenessMemory)
     attempts: AttemptMemory = msgspec.field(default_factory=dict)
     """Attempts for the causes of the last step; empty without a cause, and during a pause."""
+    tries: TriesMemory | UnsetType = UNSET
+    """Attempts by topology, also after their causes are over; unset without one."""
+    promises: Mapping[str, float] | UnsetType = UNSET
+    """Topology id -> boot clock since which a plan promises that an attempt changes something.
+
+    Only for topologies that need a plan, and only with patience for another healer; else unset.
+    """
     polled_at: float | UnsetType = UNSET
     """Boot clock of the last step; unset without one, or if all limits restart."""
     alarm: str | None = None
@@ -66,6 +84,8 @@ class HealingStepResult(Generic[S]):
     observation: LivenessResult
     next_check: float | None
     """Boot clock at which the next limit or back-off ends; ``None`` if none is running."""
+    waiting: tuple[str, ...] = ()
+    """Names of the topologies whose causes get no attempt now, because none would help them."""
 
 
 def healing_step(
@@ -75,12 +95,14 @@ def healing_step(
     settings: HealingSettings,
     *,
     busy: Callable[[Collection[Cause]], Collection[str]] = lambda causes: (),
+    outlook: Outlook = lambda causes: None,
 ) -> HealingStepResult[S]:
     """Decide what to heal in ``view`` at boot clock ``now``.
 
     All limits restart if the healer did not observe the cluster without a gap since the last step.
     ``busy`` gets the causes, if there are any, and returns ids of topologies whose reassignment is
-    under way: they get no new attempt.
+    under way: they get no new attempt. ``outlook`` gets the due causes of a topology whose attempt
+    must be planned first (:func:`~storm_dagster.core.liveness.retries.may_try`).
     """
     restart_limits = True
     if memory.polled_at is not UNSET:
@@ -93,18 +115,21 @@ def healing_step(
         boot_now=now,
         restart_limits=restart_limits,
     )
-    attempts = memory.attempts
-    if view.supervisors.keys() - memory.liveness.supervisors.keys():
-        attempts = _retry_now(attempts, now)
+    permissions = _Permissions(memory, now, settings, outlook)
+    if settings.patience_secs:
+        permissions.note_promises(observation.causes)
+    busy_topologies = busy(observation.causes) if observation.causes else ()
     # While the guard pauses healing there are no causes: their attempts are forgotten.
     due, attempts = due_attempts(
         observation.causes,
-        attempts,
+        memory.attempts,
         boot_now=now,
-        running=_unfinished_runs(observation.causes, attempts, busy),
+        running=_unfinished_runs(observation.causes, memory.attempts, busy_topologies),
         patience_secs=settings.patience_secs,
+        permitted=permissions.grant,
     )
     wake_times = [not_before for _, not_before in attempts.values() if not_before > now]
+    wake_times += [at for at in permissions.promise_ends() if at > now]
     if observation.next_check is not None:
         wake_times.append(observation.next_check)
     return HealingStepResult(
@@ -113,39 +138,87 @@ def healing_step(
             memory,
             liveness=observation.memory,
             attempts=attempts,
+            tries=permissions.tries(view, busy_topologies) or UNSET,
+            promises=permissions.promises or UNSET,
             polled_at=now,
             alarm=observation.frozen,
         ),
         observation=observation,
         next_check=min(wake_times, default=None),
+        waiting=tuple(permissions.waiting),
     )
 
 
-def _retry_now(attempts: AttemptMemory, now: float) -> AttemptMemory:
-    """The attempts after a supervisor was added.
+class _Permissions:
+    """Permissions of one step, and its attempts by topology."""
 
-    It may have a slot for tasks that found none.
-    """
-    retried: dict[str, tuple[int, float]] = {}
-    for key, (number, not_before) in attempts.items():
-        if number > 0:
-            # Due now, and the back-off continues as after the first attempt.
-            retried[key] = (1, now)
+    def __init__(
+        self, memory: HealingState, now: float, settings: HealingSettings, outlook: Outlook
+    ) -> None:
+        self._tries: TriesMemory = memory.tries or {}
+        self._former_promises: Mapping[str, float] = memory.promises or {}
+        self._now = now
+        self._settings = settings
+        self._outlook = outlook
+        self.attempted: set[str] = set()
+        """Ids of the topologies that get an attempt now."""
+        self.promises: dict[str, float] = {}
+        """As in :class:`HealingState`."""
+        self.waiting: list[str] = []
+        """Names of the topologies whose due causes get no attempt now."""
+
+    def grant(self, causes: Sequence[Cause]) -> bool:
+        """Decide about all due causes of one topology."""
+        topology_id = causes[0].topology_id
+        permission = may_try(
+            causes,
+            self._tries.get(topology_id),
+            now=self._now,
+            outlook=self._outlook,
+            are_runs=self._settings.are_runs,
+        )
+        is_granted = permission.is_granted
+        if is_granted and permission.planned:
+            is_granted = self._now >= self._promise_end(topology_id)
+        if is_granted:
+            self.attempted.add(topology_id)
+            self.promises.pop(topology_id, None)
         else:
-            # Another healer still has its patience for a cause without an attempt.
-            retried[key] = (number, not_before)
-    return retried
+            self.waiting.append(causes[0].name)
+        return is_granted
+
+    def tries(self, view: ClusterView, busy: Collection[str]) -> dict[str, Tries]:
+        """The attempts for the next step; ``busy`` are ids of topologies."""
+        return note_attempts(view, self._tries, self.attempted, busy, self._now)
+
+    def note_promises(self, causes: Iterable[Cause]) -> None:
+        """Note since when a plan promises something to topologies that need one.
+
+        A host that joins gives its promise to every healer at once: the other one comes first.
+        """
+        by_topology = multimap((cause.topology_id, cause) for cause in causes)
+        for topology_id, own_causes in by_topology.items():
+            tries = self._tries.get(topology_id)
+            if needs_plan(own_causes, tries) and self._outlook(own_causes):
+                since = self._former_promises.get(topology_id, self._now)
+                # A later time is of another boot's clock.
+                self.promises[topology_id] = min(since, self._now)
+
+    def promise_ends(self) -> list[float]:
+        """Boot clocks at which the patience with the promises ends."""
+        return [self._promise_end(topology_id) for topology_id in self.promises]
+
+    def _promise_end(self, topology_id: str) -> float:
+        since = self.promises.get(topology_id, self._now)
+        return since + self._settings.patience_secs
 
 
 def _unfinished_runs(
     causes: Collection[Cause],
     attempts: AttemptMemory,
-    busy: Callable[[Collection[Cause]], Collection[str]],
+    busy_topologies: Collection[str],
 ) -> list[str]:
     """Keys of the last runs of the causes whose topology is busy."""
-    if not causes:
-        return []
-    busy_topologies = busy(causes)
     run_keys: list[str] = []
     for cause in causes:
         if cause.topology_id in busy_topologies:

@@ -56,7 +56,7 @@ class Balanced(Strategy):
         master_alone = request.master_alone
         if request.clash:
             raise PlacementRefused(too_many_requests_refusal(about.name, *request.clash))
-        if allocation.free - allocation.reserve < count:
+        if allocation.available < count:
             raise allocation.short(count, with_remedy=True)
         blocked: dict[int, set[str]] = {need.component: set(need.blocked) for need in request.needs}
         old_slots = {worker.slot for worker in request.reusable}

@@ -56,7 +56,7 @@ class Even(Strategy):
         movable = request.total - fixed
         # ``staying`` counts the live workers, too, but these may be released.
         workers = min(about.workers, request.total) - request.staying + len(alive)
-        usable = len(alive) + max(0, allocation.free - allocation.reserve)
+        usable = len(alive) + allocation.available
         total = min(max(1, workers), movable, usable)
         if about.event == "monitor" and not request.missing and total <= len(alive):
             # No executor is lost and no slot is free for one more worker: all stay.

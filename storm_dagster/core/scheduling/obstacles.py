@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from storm_dagster.core.usable_slots import hosts_closed_to
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.view import ClusterView, TopologyView
 
@@ -17,22 +18,14 @@ def closed_hosts(view: ClusterView, placing: Collection[str], isolation: Collect
 
     ``isolation`` are hosts that they are isolated on. Empty if every host is open to them.
     """
-    own_hosts = set(isolation)
-    isolating: list[tuple[str, str]] = []
     hosts = {info.host for info in view.supervisors.values()}
-    for topology in view.topologies.values():
-        if topology.id in placing:
-            own_hosts.update(topology.base.isolation)
-        else:
-            isolating += [(host, title_with_owner(topology)) for host in topology.base.isolation]
-    blacklisted = hosts & view.blacklist
-    closed = {
-        (host, title)
-        for host, title in isolating
-        if host in hosts and host not in own_hosts and host not in blacklisted
-    }
-    hosts_of = multimap((title, host) for host, title in sorted(closed))
-    is_all = hosts == blacklisted | {host for host, _ in closed}
+    closed = hosts_closed_to(view, placing, isolation)
+    blacklisted = closed.blacklisted
+    isolating: set[tuple[str, str]] = set()
+    for host, topologies in closed.isolated.items():
+        isolating.update((host, title_with_owner(topology)) for topology in topologies)
+    hosts_of = multimap((title, host) for host, title in sorted(isolating))
+    is_all = hosts == blacklisted | closed.isolated.keys()
     is_one_reason = is_all and len(hosts_of) + bool(blacklisted) == 1
     reasons: list[str] = []
     for title, isolated in sorted(hosts_of.items()):
@@ -42,6 +35,31 @@ def closed_hosts(view: ClusterView, placing: Collection[str], isolation: Collect
         sentence = _sentence(sorted(blacklisted), "blacklisted", is_all=is_one_reason)
         reasons.append(f"{sentence}: `storm-dagster blacklist remove HOST`")
     return "; ".join(reasons)
+
+
+def isolation_warnings(view: ClusterView, name: str, isolation: Sequence[str]) -> tuple[str, ...]:
+    """Sentences about hosts of ``isolation.scheduler.machines`` that have no effect.
+
+    They are listed twice, or no supervisor is registered on them.
+    """
+    warnings: list[str] = []
+    repeated = sorted(host for host, count in Counter(isolation).items() if count > 1)
+    if repeated:
+        names = f"{', '.join(repeated):.{_HOSTS_CHARS}}"
+        warnings.append(
+            f"topology {name!r}: isolation.scheduler.machines lists {names} more than once, which "
+            "counts once: list each host once"
+        )
+    hosts = {info.host for info in view.supervisors.values()}
+    unknown = sorted(set(isolation) - hosts)
+    if unknown:
+        names = f"{', '.join(unknown):.{_HOSTS_CHARS}}"
+        effect = "" if set(isolation) & hosts else ", so the topology is placed on any host"
+        warnings.append(
+            f"topology {name!r}: no supervisor is registered on {names} of its "
+            f"isolation.scheduler.machines{effect}: start one there, or correct the list"
+        )
+    return tuple(warnings)
 
 
 def held_slots(view: ClusterView, placing: Collection[str]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from storm_dagster.core.scheduling.requested_workers import SlotRequest
 from storm_dagster.core.scheduling.reuse import Saving
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
+from storm_dagster.core.usable_slots import confined_to, slots_beyond
 from storm_dagster.model.placement_reasons import (
     Reason,
     Refusal,
@@ -218,7 +219,8 @@ class SlotAllocation:
         """Slots that the topology takes, in this order."""
         self.freed: list[int] = []
         """Numbers of the live workers whose slots are released."""
-        self.within: list[str] | None = ports.nodes_of(about.isolation) or None
+        hosts = {node: info.host for node, info in ports.info.items()} if about.isolation else {}
+        self.within: list[str] | None = confined_to(hosts, about.isolation)
         """Supervisors of its isolation hosts, if one is alive.
 
         ``None``: all supervisors on hosts that no topology is isolated on.
@@ -243,6 +245,11 @@ class SlotAllocation:
         if self.within is None:
             return self.ports.total
         return sum(len(self.ports.free[node]) for node in self.within)
+
+    @property
+    def available(self) -> int:
+        """Slots that it may take: those that must stay free are left out."""
+        return slots_beyond(self.free, self.reserve)
 
     def may_use(self, slot: Slot) -> bool:
         """True if the slot is free, and on a supervisor that it may use."""
@@ -312,7 +319,7 @@ class SlotAllocation:
         ``with_remedy``: it names the number of workers that the slots suffice for.
         """
         about = self.about
-        usable = self.free - self.reserve + self.request.staying
+        usable = self.available + self.request.staying
         fits = self._fitting_workers(usable) if with_remedy else None
         free = [(node, len(self.ports.free[node])) for node in self.nodes]
         isolated = self.within is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
+from storm_dagster.core.usable_slots import UserBounds
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.records import WorkerSlot
@@ -22,30 +23,18 @@ def check_quotas(
     its requested workers. A topology without an owner is not bounded. A smaller placement is
     accepted even above the bound.
     """
-    max_slots = cluster.get("nimbus.user.slots.max")
-    max_bytes = cluster.get("nimbus.user.memory.max")
-    if not owner or (max_slots is None and max_bytes is None):
+    bounds = UserBounds.from_conf(cluster)
+    if not owner or bounds.is_empty:
         return
-    default_bytes = int(cluster.get("worker.memory.size") or 0)
-    slots = 0
-    memory = 0
-    former_slots = 0
-    former_memory = 0
-    for topology in view.topologies.values():
-        if topology.base.owner != owner:
-            continue
-        sizes = [worker.memory_bytes or default_bytes for worker in topology.workers]
-        if not sizes:
-            sizes = [default_bytes] * topology.base.workers
-        if topology.id in placing:
-            former_slots += len(sizes)
-            former_memory += sum(sizes)
-        else:
-            slots += len(sizes)
-            memory += sum(sizes)
-    new_sizes = [worker.memory_bytes or default_bytes for worker in workers]
-    _check(owner, "nimbus.user.slots.max", max_slots, slots, len(new_sizes), former_slots)
-    _check(owner, "nimbus.user.memory.max", max_bytes, memory, sum(new_sizes), former_memory)
+    all_slots, all_memory = bounds.held_by(view, owner)
+    slots, memory = bounds.held_by(view, owner, without=placing)
+    former_slots = all_slots - slots
+    former_memory = all_memory - memory
+    new_sizes = [worker.memory_bytes or bounds.worker_bytes for worker in workers]
+    new_slots = len(new_sizes)
+    new_memory = sum(new_sizes)
+    _check(owner, "nimbus.user.slots.max", bounds.max_slots, slots, new_slots, former_slots)
+    _check(owner, "nimbus.user.memory.max", bounds.max_bytes, memory, new_memory, former_memory)
 
 
 def _check(

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,10 @@ from msgspec.structs import replace
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult
+from storm_dagster.core.liveness.retries import Outlook
 from storm_dagster.core.liveness.step import HealingSettings, healing_step
+from storm_dagster.core.reassignment import Runnable
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs.binding import bind
 from storm_dagster.defs.healing.memory import (
     REASSIGN_OP,
@@ -33,7 +36,6 @@ from storm_dagster.defs.healing.memory import (
     Restart,
     assign_attempt_numbers,
     limit_observations,
-    limit_runs,
     recoveries,
     restarts,
     run_requests,
@@ -51,13 +53,15 @@ from storm_dagster.defs.keys import (
     WAITING_STATUSES,
     WORKERS,
 )
-from storm_dagster.defs.resources.handles import ZooKeeperResource
+from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.memory import return_free_memory
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REASSIGN_JOB, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.view import ClusterView
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.operations.context import OperationsContext, load_runnable
+from storm_dagster.operations.live.outlook import ReassignmentOutlook
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -85,6 +89,8 @@ _MAX_RUN_SECS = 360.0
 
 A run whose process was killed stays "started" permanently.
 """
+_CODE_SECS = 3.0
+"""Time in which nimbus must send the code of a topology; else it is not planned now."""
 _MAX_IDLE_WATCHES = 2
 """Watches that a process keeps between ticks, one for each cluster."""
 
@@ -115,6 +121,8 @@ class _Watch:
         """Content of ``/healer`` without an alarm."""
         self._published: str | None = None
         """The alarm in ``/healer``."""
+        self.outlook: ReassignmentOutlook = ReassignmentOutlook()
+        """Plans of earlier ticks."""
 
     def _on_connection(self, connection: str) -> None:
         if connection != "CONNECTED":
@@ -309,9 +317,14 @@ class _Tick:
         context: dg.SensorEvaluationContext,
         limits: LivenessLimits,
         names: DagsterNames,
+        load: Callable[[StormClusterState, TopologyView], Runnable],
     ) -> None:
         self.context = context
-        self.settings = HealingSettings(limits, boot_id(), longest_gap_secs=_BLIND_SECS)
+        self.settings = HealingSettings(
+            limits, boot_id(), longest_gap_secs=_BLIND_SECS, are_runs=True
+        )
+        self.load = load
+        """Reads code and conf of a topology."""
         self.names = names
         self.cursor = HealingCursor(sensor, context.cursor)
         self.memory = HealingMemory()
@@ -372,14 +385,16 @@ class _Tick:
         self.epoch = view.epoch
         if watch.interrupted():
             self.grant_new_time()
-        return self.decide(view, boot_clock())
+        cluster = watch.cluster
+        outlook = watch.outlook.poll(view, lambda topology: self.load(cluster, topology))
+        return self.decide(view, boot_clock(), outlook)
 
     def grant_new_time(self) -> None:
         """Restart every limit, because the sensor does not watch during the next gap."""
         self.memory = replace(self.memory, polled_at=UNSET)
 
-    def decide(self, view: ClusterView, now: float) -> _PollResult:
-        """Decide by ``view`` and the memory, without an effect."""
+    def decide(self, view: ClusterView, now: float, outlook: Outlook) -> _PollResult:
+        """Decide by ``view`` and the memory, without an effect on the cluster."""
         stuck: str | None = None
 
         def busy(causes: Collection[Cause]) -> Collection[str]:
@@ -388,10 +403,8 @@ class _Tick:
             # While a run does not start, the leader heals: no topology gets another run.
             return {cause.topology_id for cause in causes} if stuck else unfinished
 
-        step = healing_step(view, self.memory, now, self.settings, busy=busy)
-        # limit_runs counts attempts by their back-off; only then they get numbers that are free.
-        attempts, requested = limit_runs(view, step.attempts, step.memory, now)
-        due, used = assign_attempt_numbers(view, attempts, self.memory.used)
+        step = healing_step(view, self.memory, now, self.settings, busy=busy, outlook=outlook)
+        due, used = assign_attempt_numbers(view, step.attempts, self.memory.used)
         restarted, workers = restarts(view, self.memory.workers)
         recovered, recovering = recoveries(view, self.memory.recovering, now)
         restarted, observed = limit_observations(restarted, self.memory.observed, now)
@@ -402,6 +415,9 @@ class _Tick:
             recovering = {}
         next_check = now + 60 if step.next_check is None else step.next_check
         text = poll_summary(view, step.observation)
+        if step.waiting:
+            names = ", ".join(step.waiting[:5])
+            text += f"; no plan would change {len(step.waiting)} topologies that wait: {names}"
         if stuck:
             text += f"; run {stuck} does not start: the leader heals"
         return _PollResult(
@@ -413,7 +429,7 @@ class _Tick:
                 used=used,
                 workers=workers,
                 recovering=recovering,
-                asked=requested,
+                asked={},
                 observed=observed,
             ),
             # A limit that passes at this moment is checked a little later, never in a busy loop.
@@ -432,7 +448,10 @@ def build_heartbeat_sensor(
     job: Any = None,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """The healing sensor, with the resource ``storm_zookeeper`` of its code location.
+    """The healing sensor, with two resources of its code location.
+
+    They are ``storm_zookeeper``, and ``storm_blobstore``, from which it reads the code of a
+    topology whose reassignment it plans.
 
     ``names`` are those of the cluster, as for :func:`build_storm_resources`. ``tick_secs`` limits a
     tick (at most 55: :class:`InvalidRequest`). The sensor launches ``job``, by default the job
@@ -447,7 +466,9 @@ def build_heartbeat_sensor(
         )
 
     def heartbeat_sensor(
-        context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
+        context: dg.SensorEvaluationContext,
+        zookeeper: ZooKeeperResource,
+        blobstore: BlobStoreResource,
     ) -> dg.SensorResult | dg.SkipReason:
         """One tick: run requests or the reason without one, observations and the next cursor.
 
@@ -457,7 +478,15 @@ def build_heartbeat_sensor(
         # ``note`` is why the tick is short; empty if it is not.
         secs, note = tick_limit(context, tick_secs)
         deadline = time.monotonic() + secs
-        tick = _Tick(name, context, LivenessLimits.from_conf(zookeeper.conf().values), names)
+
+        def load(cluster: StormClusterState, topology: TopologyView) -> Runnable:
+            conf = zookeeper.conf()
+            with blobstore.blobs(cluster, deadline_secs=_CODE_SECS) as blobs:
+                ops = OperationsContext(cluster, blobs, conf, planner=plan_placement)
+                return load_runnable(ops, topology)
+
+        limits = LivenessLimits.from_conf(zookeeper.conf().values)
+        tick = _Tick(name, context, limits, names, load)
         requests: list[dg.RunRequest] = []
         lost: str | None = None
         try:

@@ -36,10 +36,6 @@ RecoveryMemory = Mapping[str, tuple[int, float | None]]
 
 The start is a time of the boot clock, ``None`` while all workers run.
 """
-_EARLY_RUNS = 7
-"""Attempts of a cause that get a run each; later ones are limited."""
-_LATE_RUN_SECS = 8 * 3600.0
-"""Time between two later runs of a cause while the cluster's capacity is the same."""
 _EARLY_OBSERVATIONS = 10
 """Observations of a topology that are not limited; later ones are."""
 _OBSERVED_SECS = 3600.0
@@ -63,10 +59,7 @@ class HealingMemory(HealingState, frozen=True):
     recovering: RecoveryMemory = msgspec.field(default_factory=dict)
     """Topologies that were complete once, and their current outages."""
     asked: Mapping[str, tuple[float, str]] = msgspec.field(default_factory=dict)
-    """Cause key -> (boot clock of its last run request, capacity at that time).
-
-    The name is that of the stored record's field.
-    """
+    """Requests in the record of an earlier release, which are not read; :attr:`tries` has them."""
     observed: Mapping[str, tuple[int, float]] = msgspec.field(default_factory=dict)
     """Topology id -> (number of its observations, boot clock of the last one).
 
@@ -84,11 +77,7 @@ class HealingMemory(HealingState, frozen=True):
             topology_id: replace(part, beats=_UNSEEN)
             for topology_id, part in self.liveness.topologies.items()
         }
-        # A supervisor whose id is not in the memory makes every open attempt due. So their ids are
-        # stored while there are attempts: otherwise each reader would take all of them for new.
-        supervisor_ids = self.liveness.supervisors if self.attempts else ()
-        supervisors = dict.fromkeys(supervisor_ids, _UNSEEN)
-        liveness = replace(self.liveness, topologies=topologies, supervisors=supervisors)
+        liveness = replace(self.liveness, topologies=topologies, supervisors={})
         return encode_memory(replace(self, liveness=liveness, polled_at=UNSET))
 
 
@@ -289,37 +278,6 @@ def assign_attempt_numbers(
     return numbered, next_used
 
 
-def limit_runs(
-    view: ClusterView, attempts: Iterable[Attempt], memory: HealingMemory, now: float
-) -> tuple[list[Attempt], dict[str, tuple[float, str]]]:
-    """The attempts that are worth a run, and the requests for the next call.
-
-    While the cluster's capacity is the same as at the last request, a cause that persists gets at
-    most ten runs a day: the first seven without a limit, then one every eight hours. The requests
-    of causes that are over are forgotten; a supervisor that was added makes the count restart.
-    """
-    capacity = _capacity_digest(view)
-    worthwhile: list[Attempt] = []
-    requests = {key: request for key, request in memory.asked.items() if key in memory.attempts}
-    for attempt in attempts:
-        requested_at, former_capacity = requests.get(attempt.cause.key, (0.0, ""))
-        is_early = attempt.number <= _EARLY_RUNS
-        is_recent = 0 <= now - requested_at < _LATE_RUN_SECS
-        if is_early or former_capacity != capacity or not is_recent:
-            requests[attempt.cause.key] = (now, capacity)
-            worthwhile.append(attempt)
-    return worthwhile, requests
-
-
-def _capacity_digest(view: ClusterView) -> str:
-    """Hash of the state that decides if a placement that failed may fit now."""
-    used = view.used_ports()
-    ports: dict[str, list[int]] = {}
-    for node, info in view.supervisors.items():
-        ports[node] = [*info.ports, info.started, *sorted(used.get(node, ()))]
-    return digest([view.epoch, sorted(ports.items()), sorted(view.blacklist)])[:12]
-
-
 def limit_observations(
     changes: Iterable[_Change], observed: Mapping[str, tuple[int, float]], now: float
 ) -> tuple[list[_Change], dict[str, tuple[int, float]]]:
@@ -345,18 +303,33 @@ def limit_observations(
 
 
 def run_requests(attempts: Iterable[Attempt], names: DagsterNames) -> list[dg.RunRequest]:
-    """One run for each cause, as a person would count them.
+    """One run for each cause, as a person would count them, and one for each topology.
 
     A lost host is one cause, however many topologies and slots it had; each other cause is one per
-    topology. The run key is ``topology:generation:cause:attempt``, so that a repeated tick, after a
-    code reload or a restart of the daemon, starts no run twice.
+    topology. Causes that share a topology share a run: a second run would find another assignment
+    than it was requested for, and change nothing. The run key is
+    ``topology:generation:cause:attempt``, so that a repeated tick, after a code reload or a restart
+    of the daemon, starts no run twice.
     """
-    groups: dict[tuple[str, str], list[Attempt]] = {}
+    by_cause: dict[tuple[str, str], list[Attempt]] = {}
     for attempt in attempts:
         cause = attempt.cause
         subject = cause.node if cause.kind == "lost_host" else cause.topology_id
-        groups.setdefault((cause.kind, subject), []).append(attempt)
-    return [_request(members, names) for _, members in sorted(groups.items())]
+        by_cause.setdefault((cause.kind, subject), []).append(attempt)
+    groups: list[list[Attempt]] = []
+    for _, members in sorted(by_cause.items()):
+        topologies = {member.cause.topology_id for member in members}
+        sharing = [
+            group
+            for group in groups
+            if not topologies.isdisjoint(member.cause.topology_id for member in group)
+        ]
+        groups = [group for group in groups if group not in sharing]
+        merged: list[Attempt] = []
+        for group in (*sharing, members):
+            merged += group
+        groups.append(merged)
+    return [_request(group, names) for group in groups]
 
 
 def _group_key(members: list[Attempt]) -> str:

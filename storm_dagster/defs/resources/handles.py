@@ -223,14 +223,19 @@ class BlobStoreResource(_Connected):
     """Client of the run or tick, and the state by which it looks its leader up."""
 
     @contextmanager
-    def blobs(self, cluster: StormClusterState) -> Iterator[BlobStore]:
+    def blobs(
+        self, cluster: StormClusterState, *, deadline_secs: float | None = None
+    ) -> Iterator[BlobStore]:
         """The store of ``cluster``: its leader is looked up before each request.
 
         With ``local_dir`` it is that folder, without a nimbus. Outside of a run or tick the client
-        is closed at the end.
+        is closed at the end, and so is one with a deadline of its own for each call.
         """
         if self.local_dir:
             yield LocalBlobStore(Path(self.local_dir))
+        elif deadline_secs is not None:
+            with self._open(cluster, deadline_secs) as client:
+                yield client
         elif self._connections is None:
             with self._open(cluster) as client:
                 yield client
@@ -242,7 +247,7 @@ class BlobStoreResource(_Connected):
                 self._client = (cluster, client)
             yield client
 
-    def _open(self, cluster: StormClusterState) -> NimbusBlobClient:
+    def _open(self, cluster: StormClusterState, deadline_secs: float = 30.0) -> NimbusBlobClient:
         """A client whose writes end with the current leadership epoch.
 
         So do the writes of the run.
@@ -251,4 +256,9 @@ class BlobStoreResource(_Connected):
         epoch = None
         if stored_epoch is not None:
             epoch, _ = stored_epoch
-        return NimbusBlobClient(cluster.leader_http, epoch=epoch, security=Security.of(self.conf()))
+        return NimbusBlobClient(
+            cluster.leader_http,
+            epoch=epoch,
+            deadline_secs=deadline_secs,
+            security=Security.of(self.conf()),
+        )

@@ -23,8 +23,9 @@ from storm_dagster.host.futures import in_thread
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live import cleaner, healing, lifecycle
+from storm_dagster.operations.live.outlook import ReassignmentOutlook
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.upgrade import advance_upgrades
 from storm_dagster.zk.gray_upgrades import upgrades_under_way
@@ -310,6 +311,8 @@ class LeaderHealing(LeaderRounds):
         # The state begins as after a connection loss: daemons that lost the former leader may be
         # about to reconnect as well.
         self._healing = HealingState(LivenessMemory(boot_id=self._boot_id))
+        self._outlook = ReassignmentOutlook()
+        """Plans of earlier polls."""
         self._heals_alone = False
         """True while no sensor is armed: then every tick polls, and no run is waited for."""
         self._next_poll = 0.0
@@ -347,7 +350,9 @@ class LeaderHealing(LeaderRounds):
         )
         patience_secs = 0.0 if heals_alone else self._backstop_secs
         settings = HealingSettings(ctx.limits(), self._boot_id, patience_secs=patience_secs)
-        step = healing_step(self._nimbus.shown_view(), self._healing, now, settings)
+        view = self._nimbus.shown_view()
+        outlook = self._outlook.poll(view, lambda topology: load_runnable(ctx, topology))
+        step = healing_step(view, self._healing, now, settings, outlook=outlook)
         alarm = step.memory.alarm
         if alarm != self._nimbus.alarm:
             self._nimbus.alarm = alarm

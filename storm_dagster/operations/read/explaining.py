@@ -12,6 +12,7 @@ from storm_dagster.core.dataplane.window_state import WAITS_METRIC
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import Runnable, current_topology, monitor_batch
 from storm_dagster.core.scheduling.explain import choice_of
+from storm_dagster.core.scheduling.obstacles import closed_hosts
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.snapshot.topology import TopologySnapshot
 from storm_dagster.model.errors import Corrupt
@@ -205,7 +206,10 @@ def _slot_outlook(
     batch = monitor_batch(view, topology, runnable, topology.tasks, dead)
     placement = plan_placement(batch).placement(name)
     if placement.status == "failed":
-        reason = placement.error or "no reason was given"
+        # As in the error of the reassignment, with the hosts that others close to the topology.
+        closed = closed_hosts(view, [topology.id], ())
+        reason = "; ".join(text for text in (placement.error, closed) if text)
+        reason = reason or "no reason was given"
         return {str(task): reason for task in sorted(lost)}, {}
     new_slots = _slot_keys(placement.workers)
     return {}, {str(task): new_slots[task] for task in sorted(lost)}

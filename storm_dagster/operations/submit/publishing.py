@@ -14,7 +14,11 @@ from storm_dagster.core.reassignment import (
     offered_supervisors,
     same_workers,
 )
-from storm_dagster.core.scheduling.obstacles import closed_hosts, held_slots
+from storm_dagster.core.scheduling.obstacles import (
+    closed_hosts,
+    held_slots,
+    isolation_warnings,
+)
 from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.core.submission.quotas import check_quotas
 from storm_dagster.core.submission.tasks import topology_master_task
@@ -29,7 +33,11 @@ from storm_dagster.model.errors import (
     error_from_document,
 )
 from storm_dagster.model.names import placement_key
-from storm_dagster.model.placement import PlacementBatch, PlacementResult
+from storm_dagster.model.placement import (
+    PlacementBatch,
+    PlacementResult,
+    TopologyPlacement,
+)
 from storm_dagster.model.records import (
     Assignment,
     StateHome,
@@ -87,7 +95,7 @@ def plan_or_raise(
     result = ctx.planner(batch)
     placement = result.placement(name)
     if placement.status != "failed":
-        return result
+        return _with_isolation_warnings(result, batch, name, view)
     message = placement.error or f"topology {name!r} cannot be placed: no reason was given"
     if placement.error_type in (None, "Unavailable"):
         message = _with_obstacles(message, batch, name, view)
@@ -95,6 +103,23 @@ def plan_or_raise(
         {"error": {"type": placement.error_type or "Unavailable", "message": message}}
     )
     raise error if type(error) is not StormDagsterError else Unavailable(message)
+
+
+def _with_isolation_warnings(
+    result: PlacementResult, batch: PlacementBatch, name: str, view: ClusterView
+) -> PlacementResult:
+    """The result, with a warning for each host of the topology's isolation without an effect."""
+    (to_place,) = (topology for topology in batch.topologies if topology.name == name)
+    warnings = isolation_warnings(view, name, to_place.isolation)
+    if not warnings:
+        return result
+    placements: list[TopologyPlacement] = []
+    for placement in result.placements:
+        if placement.name == name:
+            all_warnings = (*placement.warnings, *warnings)
+            placement = placement.model_copy(update={"warnings": all_warnings})
+        placements.append(placement)
+    return result.model_copy(update={"placements": tuple(placements)})
 
 
 def _with_obstacles(message: str, batch: PlacementBatch, name: str, view: ClusterView) -> str:

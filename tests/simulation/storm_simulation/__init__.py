@@ -28,7 +28,7 @@ the last copy of a blob was dropped                   rules I3 and I4; ``nimbus/
 wall clocks decided, deferring never ended            fault "wall clock jumps"; ``nimbus/test_leader_priority.py``,
                                                       ``core/test_submission_rules.py``
 readers showed the old code after an upgrade          ``operations/test_gray_upgrade.py``
-a new supervisor did not end healing's back-off       ``core/test_healing_step.py``
+a new slot did not end healing's back-off             ``core/test_worthwhile_attempts.py``
 the listener missed an activation                     ``nimbus/test_action_listener.py``
 limits per topology, components without tasks         ``core/test_submission_rules.py``, ``operations/test_submission.py``
 a healed worker was moved again                       ``operations/test_healing.py``
@@ -36,5 +36,9 @@ a daemon stayed on an old address                     fault "address moves", mut
                                                       ``nimbus/test_election.py``
 a submission outlived its client's timeout            ``nimbus/test_high_availability.py``
 a worker kept tasks that went with its session        ``operations/test_task_owners.py``
+a host that flapped caused a run every ten seconds    rule "runs", mutants "healing tries again whenever something
+                                                      changes", "every cause is new when it comes back";
+                                                      ``core/test_worthwhile_attempts.py``
+free slots of the cluster counted for a topology      ``core/test_usable_slots.py``, ``operations/test_isolation.py``
 ====================================================  =================================================================
 """

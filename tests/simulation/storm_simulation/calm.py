@@ -4,6 +4,8 @@ gone for good.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from storm_dagster.core.invariants.rules import ClusterSnapshot, violations
@@ -11,6 +13,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.records import Assignment, StormBase
+from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_simulation.rules import ROOT, stored
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 SESSION_SECS = 4.0
 HEAL_SECS = SESSION_SECS + 35.0
 _SETTLE_SECS = 300.0
+_FLAPS = 10
+"""How often hosts come and go in the end, in about two and a half minutes."""
 _KEPT = (f"{ROOT}{paths.TOKENS}", f"{ROOT}{paths.ASSIGNMENTS_BAK}", f"{ROOT}{paths.SENSORS}")
 """What outlives topologies."""
 _CHANGES = {"submit", "kill", "activate", "deactivate"}
@@ -44,6 +49,7 @@ class Calm:
         self._serves()
         self._view()
         self._losses()
+        self._flapping()
         self._idle()
         self._leaks()
 
@@ -213,6 +219,9 @@ class Calm:
         most = min(
             2, len(cluster.supervisors) - 1, len(cluster.supervisors) - -(-(used + 1) // ports)
         )
+        if any(base.isolation for base in self.bases().values()):
+            # What is isolated on a host may fill it.
+            most = 0
         most = max(0, most)
         alone = rng.random() < 0.4
         gone += rng.sample(sorted(cluster.supervisors), rng.randint(min(int(alone), most), most))
@@ -221,6 +230,11 @@ class Calm:
             # Without Dagster the leader heals, after it has missed it for a while.
             gone.append(cluster.dagster.host.name)
             secs += 2.0 * float(cluster.conf()["nimbus.monitor.backstop.secs"])
+        # After a run that changed nothing the sensor leaves a topology to the leader for a minute, and
+        # here both may be lost at once.
+        times = cluster.dagster.healing_runs.fruitless.values()
+        last_fruitless = max((max(each) for each in times), default=-60.0)
+        cluster.run(max(0.0, last_fruitless + 60.0 - cluster.kernel.now))
         for name in gone:
             cluster.lose_host(cluster.hosts[name])
         self.faults.counts["machine lost for good"] += len(gone)
@@ -243,6 +257,57 @@ class Calm:
             for code_dir in dirs
             for key in (code_key(code_dir), conf_key(code_dir), jar_key(code_dir))
         )
+
+    # -- hosts come and go ---------------------------------------------------------------------------
+
+    def _flapping(self) -> None:
+        """While no host is open to new work, hosts come and go: few runs change nothing."""
+        cluster = self.cluster
+        rng = cluster.kernel.rng
+        flapping = [cluster.hosts[name] for name in rng.sample(sorted(cluster.supervisors), 2)]
+        if not self._change_blacklist(add=sorted(cluster.supervisors)):
+            return
+        self._await_healed(HEAL_SECS + 60.0, "after the last machine was back")
+        begin = cluster.kernel.now
+        for number in range(_FLAPS):
+            host = flapping[number % 2]
+            cluster.lose_host(host)
+            cluster.run(rng.uniform(SESSION_SECS + 2.0, SESSION_SECS + 8.0))
+            cluster.boot_host(host)
+            cluster.run(rng.uniform(2.0, 8.0))
+        self.faults.counts["host flaps"] += _FLAPS
+        self._check_runs(begin)
+        self._change_blacklist(remove=sorted(cluster.supervisors))
+        self._await_healed(HEAL_SECS + 60.0, "after hosts came and went")
+
+    def _check_runs(self, begin: float) -> None:
+        """At most one run in a minute, and ten in a day, change nothing for a topology."""
+        for topology_id, times in self.cluster.dagster.healing_runs.fruitless.items():
+            recent = [at for at in times if at >= begin]
+            is_too_soon = any(later - at < 60.0 for at, later in pairwise(recent))
+            if is_too_soon or len(recent) > 10:
+                rounded = [round(at - begin) for at in recent]
+                self._fail("runs", f"of {topology_id} runs change nothing at {rounded} s")
+
+    def _change_blacklist(self, add: Collection[str] = (), remove: Collection[str] = ()) -> bool:
+        """Whether the blacklist is as it should be within a minute."""
+        from storm_simulation.dagster_side import operations
+
+        done: list[bool] = []
+
+        def change() -> None:
+            for _ in range(10):
+                try:
+                    with operations(self.cluster) as ctx:
+                        change_blacklist(ctx, add=add, remove=remove)
+                    done.append(True)
+                    return
+                except StormDagsterError:
+                    self.cluster.kernel.sleep(3.0)
+
+        process = self.cluster.job("blacklist", change)
+        self.cluster.until(lambda: process.dead, 60.0)
+        return bool(done)
 
     # -- nothing happens any more ------------------------------------------------------------------
 

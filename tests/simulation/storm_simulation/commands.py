@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +47,22 @@ class Command:
 
 
 def upload(
-    ctx: OperationsContext, handle: str, workers: int, archive: int = 0, single: bool = False
+    ctx: OperationsContext,
+    handle: str,
+    workers: int,
+    archive: int = 0,
+    single: bool = False,
+    more: Mapping[str, Any] | None = None,
 ) -> str:
-    """Put the parts of an upload; ``single``: the topology master gets a worker of its own."""
+    """Put the parts of an upload; ``single``: the topology master gets a worker of its own.
+
+    ``more`` are further keys of its conf.
+    """
     conf = {
         "topology.workers": workers,
         "topology.message.timeout.secs": 5,
         "topology.master.single.worker": single,
+        **(more or {}),
     }
     ctx.blobs.put(upload_key(handle, "topology"), json.dumps(WORD_COUNT).encode())
     ctx.blobs.put(upload_key(handle, "conf"), json.dumps(conf).encode())
@@ -64,7 +73,8 @@ def upload(
 def _submit(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
     token = options["token"]
     single = options.get("single", False)
-    upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 0), single)
+    workers, archive = options.get("workers", 2), options.get("archive", 0)
+    upload(ctx, f"handle-{token}", workers, archive, single, options.get("conf"))
     submit(ctx, name=name, token=token, handle=f"handle-{token}")
 
 

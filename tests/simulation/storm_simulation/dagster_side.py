@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,16 +15,21 @@ import dagster as dg
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.detection import LivenessLimits
+from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing import heartbeat_sensor
 from storm_dagster.defs.healing.memory import REASSIGN_OP, HealingCursor
+from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.operations.context import OperationsContext
+from storm_dagster.model.view import TopologyView
+from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live import healing, lifecycle
+from storm_dagster.operations.results import ReassignResult
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_simulation.kernel import EPOCH, Host, Process
+from storm_simulation.tree import Tree
 
 if TYPE_CHECKING:
     from storm_simulation.cluster import Cluster
@@ -63,6 +69,30 @@ class Run:
         return SimpleNamespace(status=self.status, run_id=self.run_id, run_config=self.config)
 
 
+class HealingRuns:
+    """Outcomes of healing runs, by topology."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """``moved``, ``late`` (another healer was faster), or ``fruitless`` -> number."""
+        self.fruitless: dict[str, list[float]] = {}
+        """Topology id -> times at which runs were requested that changed nothing."""
+
+    def add(self, run: Run, causes: list[Cause], reports: list[ReassignResult], tree: Tree) -> None:
+        """Count the outcome of a run for each of its topologies."""
+        outcomes = {report.topology_id: report.status for report in reports}
+        generations = {cause.topology_id: cause.generation for cause in causes}
+        for topology_id, generation in generations.items():
+            node = tree.nodes.get(f"/storm{paths.assignment(topology_id)}")
+            if outcomes.get(topology_id) == "assigned":
+                self.counts["moved"] += 1
+            elif node is None or node.version != generation:
+                self.counts["late"] += 1
+            else:
+                self.counts["fruitless"] += 1
+                self.fruitless.setdefault(topology_id, []).append(run.created)
+
+
 @dataclass
 class Storage:
     """Dagster's storage: it outlives its processes, and may stop answering."""
@@ -100,6 +130,7 @@ class SimulatedDagster:
         self.storage = Storage()
         self.process: Process | None = None
         self.healings = 0
+        self.healing_runs = HealingRuns()
         self.next_run: Callable[[Process], None] | None = None
         """What happens to the next run, soon after its start."""
 
@@ -126,7 +157,9 @@ class SimulatedDagster:
         while True:
             kernel.sleep(kernel.rng.uniform(0.2, 1.5))
             context: Any = SimpleNamespace(cursor=self.storage.cursor, instance=_Instance(self))
-            tick = heartbeat_sensor._Tick("heartbeat_sensor", context, limits, self.names)
+            tick = heartbeat_sensor._Tick(
+                "heartbeat_sensor", context, limits, self.names, self._load
+            )
             requests: list[dg.RunRequest] = []
             try:
                 with heartbeat_sensor._open_watch(conf) as watch:
@@ -139,6 +172,12 @@ class SimulatedDagster:
             self.storage.cursor = tick.cursor.after(tick.memory)
             for request in requests:
                 self._launch(request)
+
+    def _load(self, state: StormClusterState, topology: TopologyView) -> Runnable:
+        """The code of a topology, as the sensor reads it."""
+        with NimbusBlobClient(state.leader_http, deadline_secs=3.0) as blobs:
+            ctx = OperationsContext(state, blobs, self.cluster.conf(), planner=plan_placement)
+            return load_runnable(ctx, topology)
 
     def _launch(self, request: dg.RunRequest) -> None:
         assert request.run_key is not None
@@ -158,14 +197,18 @@ class SimulatedDagster:
         run.status = dg.DagsterRunStatus.STARTED
         self.healings += 1
 
+        decoded = [Cause.from_json(cause) for cause in causes]
+
         def work() -> None:
+            reports: list[ReassignResult] = []
             try:
                 with operations(self.cluster) as ctx:
-                    reports = healing.reassign(ctx, [Cause.from_json(cause) for cause in causes])
+                    reports = healing.reassign(ctx, decoded)
                 failed = any(report.status == "failed" for report in reports)
                 run.status = dg.DagsterRunStatus.FAILURE if failed else dg.DagsterRunStatus.SUCCESS
             except StormDagsterError:
                 run.status = dg.DagsterRunStatus.FAILURE
+            self.healing_runs.add(run, decoded, reports, self.cluster.ensemble.tree)
 
         process = self.cluster.job(run.run_id, work)
         if self.next_run is not None:

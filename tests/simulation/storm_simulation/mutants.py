@@ -11,6 +11,7 @@ from typing import Any
 
 from storm_dagster.core.liveness import step
 from storm_dagster.core.liveness.detection import LivenessResult
+from storm_dagster.core.liveness.retries import Permission
 from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import Move, UpgradeEvent
 from storm_dagster.core.upgrade.selection import worker_phase
@@ -258,6 +259,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "the sensor sees and does nothing",
         "liveness",
         (heartbeat_sensor, "run_requests", _always([])),
+    ),
+    _m(
+        "healing tries again whenever something changes",
+        "runs",
+        (step, "may_try", _always(Permission(True))),
+    ),
+    _m(
+        "every cause is new when it comes back",
+        "runs",
+        (step, "note_attempts", _always({})),
     ),
     _m("lost hosts are no cause", "liveness", (step, "observe", _without("lost_host"))),
     _m("the leader never heals", "liveness", (duties.LeaderHealing, "_heal", _always(None))),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time as real_time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -50,6 +50,8 @@ class Plan:
     drift: float
     crashes: float
     """Share of the commands whose process ends at one of its steps."""
+    isolated: bool
+    """One topology is isolated on a host, and another one keeps a slot free."""
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -83,7 +85,7 @@ class Plan:
                 "workers hang, cut off",
             ]
             chosen += hard * (1 + len(chosen) // 6)
-        return Plan(
+        plan = Plan(
             servers=servers,
             nimbuses=nimbuses,
             supervisors=rng.choice((3, 4, 5)),
@@ -98,7 +100,10 @@ class Plan:
             preemption=rng.choice((0.0, 0.002, 0.02)),
             drift=rng.choice((0.0, 0.0, 0.003)),
             crashes=rng.choice((0.0, 0.2, 0.5)),
+            isolated=rng.random() < 0.3,
         )
+        # The other hosts have slots for everything, also while the isolated one is lost.
+        return replace(plan, supervisors=5) if plan.isolated else plan
 
 
 @dataclass
@@ -114,6 +119,7 @@ class Result:
     faults: Counter[str] = field(default_factory=Counter)
     commands: Counter[str] = field(default_factory=Counter)
     known: Counter[str] = field(default_factory=Counter)
+    healing_runs: Counter[str] = field(default_factory=Counter)
     commits: int = 0
     reads: int = 0
     log: list[str] = field(default_factory=list)
@@ -163,6 +169,7 @@ def run_seed(
             for each in cluster.commands
         )
         result.known = cluster.known
+        result.healing_runs = cluster.dagster.healing_runs.counts
         result.commits = cluster.rules.checked
         result.reads = cluster.ensemble.reads
         result.log = [f"plan: {plan}", *faults.log, *map(str, cluster.commands)]
@@ -180,7 +187,14 @@ def _chaos(cluster: Cluster, plan: Plan, faults: Faults, secs: float) -> None:
         single = workers > 1 and (
             rng.random() < 0.8 if "gray_upgrade" in plan.verbs else rng.random() < 0.2
         )
-        cluster.command("submit", name, token=f"first-{name}", workers=workers, single=single)
+        cluster.command(
+            "submit",
+            name,
+            token=f"first-{name}",
+            workers=workers,
+            single=single,
+            conf=_limits(plan, name),
+        )
     cluster.run(rng.uniform(2.0, 15.0))
     cluster.kernel.preemption = plan.preemption
     end = cluster.kernel.now + secs
@@ -196,6 +210,15 @@ def _chaos(cluster: Cluster, plan: Plan, faults: Faults, secs: float) -> None:
         elif at == next_command:
             next_command += rng.expovariate(1 / plan.command_secs)
             _command(cluster, plan)
+
+
+def _limits(plan: Plan, name: str) -> dict[str, Any]:
+    """Keys of a topology's conf that limit the slots it may use."""
+    if plan.isolated and name == "a":
+        return {"isolation.scheduler.machines": ["s1"]}
+    if plan.isolated and name == "b":
+        return {"jstorm.reserve.workers": 1}
+    return {}
 
 
 def _duration(rng: Random) -> float:
@@ -241,6 +264,7 @@ def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
     if verb in ("submit", "update"):
         options |= {"workers": rng.choice((1, 2, 3)), "archive": rng.randrange(4)}
     if verb == "submit":
+        options["conf"] = _limits(plan, name)
         options["single"] = options["workers"] > 1 and "gray_upgrade" in plan.verbs
     if verb == "gray_upgrade":
         options |= {

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from storm_simulation.program import Result
 
 COUNTED = ("processes", "links", "disks", "clocks")
-_GROUPS = {**GROUPS, "run killed at a step": "processes", "machine lost for good": "for good"}
+_GROUPS = {
+    **GROUPS,
+    "run killed at a step": "processes",
+    "machine lost for good": "for good",
+    "host flaps": "for good",
+}
 """Machines are lost for good once in each seed, after its other faults."""
 
 
@@ -33,6 +38,8 @@ class Tally:
     faults: Counter[str] = field(default_factory=Counter)
     commands: Counter[str] = field(default_factory=Counter)
     known: Counter[str] = field(default_factory=Counter)
+    healing_runs: Counter[str] = field(default_factory=Counter)
+    """Healing runs by what they did for a topology."""
 
     @staticmethod
     def load(path: Path, first: int) -> Tally:
@@ -42,10 +49,13 @@ class Tally:
         if not path.exists():
             return Tally(first)
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        faults, commands, known = (
-            Counter[str](kept.pop(name)) for name in ("faults", "commands", "known")
+        faults, commands, known, healing_runs = (
+            Counter[str](kept.pop(name, {}))
+            for name in ("faults", "commands", "known", "healing_runs")
         )
-        return Tally(**kept, faults=faults, commands=commands, known=known)
+        return Tally(
+            **kept, faults=faults, commands=commands, known=known, healing_runs=healing_runs
+        )
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(vars(self), indent=1, sort_keys=True), encoding="utf-8")
@@ -60,6 +70,7 @@ class Tally:
         self.faults.update(result.faults)
         self.commands.update(result.commands)
         self.known.update(result.known)
+        self.healing_runs.update(result.healing_runs)
 
     def of(self, group: str) -> dict[str, int]:
         """Kind -> count of the faults of a group; ``apart`` are those of none."""
@@ -90,7 +101,11 @@ class Tally:
             kinds = self.of(group)
             counts = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
             lines.append(f"{group} {sum(kinds.values())}: {counts}")
-        for title, counted in (("commands", self.commands), ("known violations", self.known)):
+        for title, counted in (
+            ("healing runs", self.healing_runs),
+            ("commands", self.commands),
+            ("known violations", self.known),
+        ):
             lines.append(
                 f"{title}: "
                 + ", ".join(f"{kind} {count}" for kind, count in sorted(counted.items()) if count)
