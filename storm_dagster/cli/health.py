@@ -116,7 +116,7 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
     Dagster, too, the sensor is not expected to be armed yet.
     """
     if armed:
-        return "ok", "healing sensor armed"
+        return "ok", "healing sensor armed: it heals"
     cluster = ClusterFile.read(home)
     if cluster is not None and cluster.dagster is not None and not cluster.dagster.own:
         return "warning", (

@@ -21,6 +21,7 @@ from storm_dagster.core.liveness.causes import (
     due_attempts,
 )
 from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
+from storm_dagster.core.liveness.pause import SeenPause, see_pause, sentence_in_force
 from storm_dagster.model.view import ClusterView
 
 
@@ -50,6 +51,10 @@ class HealingState(msgspec.Struct, frozen=True):
     """Boot clock of the last step; unset without one, or if all limits restart."""
     alarm: str | None = None
     """Reason why healing pauses since the last step."""
+    pause: SeenPause | None = None
+    """Pause by operators that the last step saw."""
+    paused: bool = False
+    """True if no cause was healed in the last step because of it."""
 
 
 S = TypeVar("S", bound=HealingState)
@@ -66,6 +71,8 @@ class HealingStepResult(Generic[S]):
     observation: LivenessResult
     next_check: float | None
     """Boot clock at which the next limit or back-off ends; ``None`` if none is running."""
+    paused: str | None = None
+    """Sentence about the pause by operators, for which all causes wait; ``None`` without one."""
 
 
 def healing_step(
@@ -93,12 +100,15 @@ def healing_step(
         boot_now=now,
         restart_limits=restart_limits,
     )
+    pause = see_pause(view.healing_pause, memory.pause, now)
+    paused = sentence_in_force(view.healing_pause, pause, now)
     attempts = memory.attempts
     if view.supervisors.keys() - memory.liveness.supervisors.keys():
         attempts = _retry_now(attempts, now)
     # While the guard pauses healing there are no causes: their attempts are forgotten.
     due, attempts = due_attempts(
-        observation.causes,
+        # Likewise in a pause by operators: afterwards each cause is as new.
+        [] if paused else observation.causes,
         attempts,
         boot_now=now,
         running=_unfinished_runs(observation.causes, attempts, busy),
@@ -115,9 +125,12 @@ def healing_step(
             attempts=attempts,
             polled_at=now,
             alarm=observation.frozen,
+            pause=pause,
+            paused=paused is not None,
         ),
         observation=observation,
         next_check=min(wake_times, default=None),
+        paused=paused,
     )
 
 
