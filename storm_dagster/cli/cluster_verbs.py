@@ -18,6 +18,7 @@ from storm_dagster.cli.health import (
     healing_sensor,
     state_of,
     uptime,
+    withdrawn_lines,
 )
 from storm_dagster.cli.options import Invocation, change_options, verb
 from storm_dagster.cli.output import (
@@ -494,6 +495,8 @@ def _print_members(document: dict[str, Any]) -> None:
             print_table(kind, columns, rows)
         else:
             click.echo(f"{kind}: none registered")
+    for line in withdrawn_lines(document["supervisors"]):
+        click.echo(plain(line))
 
 
 COMMANDS: Mapping[str, click.Command] = {"dev": dev, "stop": stop, "status": status}

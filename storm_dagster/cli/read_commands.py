@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import click
 
+from storm_dagster.cli.health import withdrawn_lines
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import (
     human_seconds,
@@ -65,6 +66,8 @@ def _print_members(invocation: Invocation, kind: str, columns: str) -> None:
     with invocation.nimbus() as nimbus:
         rows = nimbus.get("/v1/cluster")[kind]
     print_answer(invocation.json, {kind: rows}, columns, map(row_for_table, rows))
+    for line in withdrawn_lines(rows):
+        notify(line)
 
 
 @verb("supervisors")

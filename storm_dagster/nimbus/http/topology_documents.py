@@ -280,6 +280,8 @@ class ClusterSupervisor(BaseModel):
     uptime_secs: Natural
     version: str
     blacklisted: bool
+    withdrawn: str | None
+    """Reason why it offers fewer slots than it has; null if it offers all."""
     http: str | None
 
 

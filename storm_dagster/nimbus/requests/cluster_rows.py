@@ -24,6 +24,7 @@ def supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
         "version": info.version,
         "http": info.http,
         "blacklisted": supervisor.blacklisted,
+        "withdrawn": info.withdrawn or None,
     }
 
 
