@@ -24,6 +24,8 @@ class SeenPause(msgspec.Struct, frozen=True):
     """End in the record, by which two pauses differ."""
     seen_at: float
     """Boot clock of the observer."""
+    is_over: bool = False
+    """True if it no longer counts, although no leader has ended it."""
 
 
 def see_pause(
@@ -35,23 +37,11 @@ def see_pause(
     """
     if pause is None:
         return None
+    seen_at = boot_now
     if seen is not None and seen.until_ms == pause.until_ms and seen.seen_at <= boot_now:
-        return seen
-    return SeenPause(pause.until_ms, boot_now)
-
-
-def sentence_in_force(
-    pause: HealingPause | None, seen: SeenPause | None, boot_now: float
-) -> str | None:
-    """:func:`pause_text` of the pause; ``None`` without one.
-
-    ``None`` also for one that is over although no leader has ended it.
-    """
-    if pause is None or seen is None:
-        return None
-    if boot_now - seen.seen_at > pause.secs + _GRACE_SECS:
-        return None
-    return pause_text(pause)
+        seen_at = seen.seen_at
+    is_over = boot_now - seen_at > pause.secs + _GRACE_SECS
+    return SeenPause(pause.until_ms, seen_at, is_over)
 
 
 def is_due(pause: HealingPause, seen: SeenPause, boot_now: float, now_ms: int) -> bool:

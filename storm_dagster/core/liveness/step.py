@@ -21,7 +21,7 @@ from storm_dagster.core.liveness.causes import (
     due_attempts,
 )
 from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
-from storm_dagster.core.liveness.pause import SeenPause, see_pause, sentence_in_force
+from storm_dagster.core.liveness.pause import SeenPause, pause_text, see_pause
 from storm_dagster.model.view import ClusterView
 
 
@@ -51,10 +51,13 @@ class HealingState(msgspec.Struct, frozen=True):
     """Boot clock of the last step; unset without one, or if all limits restart."""
     alarm: str | None = None
     """Reason why healing pauses since the last step."""
-    pause: SeenPause | None = None
-    """Pause by operators that the last step saw."""
-    paused: bool = False
-    """True if no cause was healed in the last step because of it."""
+    pause: SeenPause | UnsetType = UNSET
+    """Pause by operators that the last step saw; unset without one."""
+
+    @property
+    def paused(self) -> bool:
+        """True if no cause was healed in the last step because operators have paused healing."""
+        return self.pause is not UNSET and not self.pause.is_over
 
 
 S = TypeVar("S", bound=HealingState)
@@ -100,8 +103,11 @@ def healing_step(
         boot_now=now,
         restart_limits=restart_limits,
     )
-    pause = see_pause(view.healing_pause, memory.pause, now)
-    paused = sentence_in_force(view.healing_pause, pause, now)
+    former_pause = None if memory.pause is UNSET else memory.pause
+    pause = see_pause(view.healing_pause, former_pause, now)
+    paused: str | None = None
+    if view.healing_pause is not None and pause is not None and not pause.is_over:
+        paused = pause_text(view.healing_pause)
     attempts = memory.attempts
     if view.supervisors.keys() - memory.liveness.supervisors.keys():
         attempts = _retry_now(attempts, now)
@@ -125,8 +131,7 @@ def healing_step(
             attempts=attempts,
             polled_at=now,
             alarm=observation.frozen,
-            pause=pause,
-            paused=paused is not None,
+            pause=UNSET if pause is None else pause,
         ),
         observation=observation,
         next_check=min(wake_times, default=None),
