@@ -61,6 +61,8 @@ VERBS: dict[str, ListedVerb] = {
     "visualize": ListedVerb("read_commands", "Picture of a topology with what flows in it now"),
     **_change_verbs(),
     "blacklist": ListedVerb("operate_verbs", "Hosts that get no new work"),
+    "pause-healing": ListedVerb("healing_verbs", "Stop moving tasks of dead workers for a while"),
+    "resume-healing": ListedVerb("healing_verbs", "End the pause of healing"),
     "blob": ListedVerb("operate_verbs", "Blobs: list, read, store, delete"),
     "token": ListedVerb("token_verbs", "Tokens for clients that cannot sign requests"),
     "explain": ListedVerb("read_commands", "Reasons for the placement of tasks"),

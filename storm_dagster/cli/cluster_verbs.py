@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from storm_dagster.cli.healing_verbs import pause_lines
 from storm_dagster.cli.health import (
     ProcessState,
     advice,
@@ -17,6 +18,7 @@ from storm_dagster.cli.health import (
     healing_sensor,
     state_of,
     uptime,
+    withdrawn_lines,
 )
 from storm_dagster.cli.options import Invocation, change_options, verb
 from storm_dagster.cli.output import (
@@ -422,6 +424,7 @@ def _status_document(invocation: Invocation, cluster: ClusterFile | None) -> dic
         "advice": advice(states, home),
         "leader": None,
         "healer": None,
+        "healing": None,
         "alarm": None,
         "dagster": None,
     }
@@ -429,7 +432,7 @@ def _status_document(invocation: Invocation, cluster: ClusterFile | None) -> dic
         with invocation.nimbus(patience=0.0) as nimbus:
             document["leader"] = nimbus.leader()
             cluster_document = nimbus.get("/v1/cluster")
-            for name in ("nimbuses", "supervisors", "healer", "alarm"):
+            for name in ("nimbuses", "supervisors", "healer", "healing", "alarm"):
                 if name in cluster_document:
                     document[name] = cluster_document[name]
             document["operations"] = list_operations(nimbus)
@@ -462,6 +465,8 @@ def _print_status(
     click.echo(f"leader: {document['leader']}")
     if document["alarm"]:
         click.echo(plain(f"ALARM, healing pauses: {document['alarm']}"))
+    for line in pause_lines(document):
+        click.echo(plain(line))
     if cluster and cluster.dagster:
         click.echo(f"Dagster UI: {cluster.dagster.url}")
     dagster = document["dagster"]
@@ -490,6 +495,8 @@ def _print_members(document: dict[str, Any]) -> None:
             print_table(kind, columns, rows)
         else:
             click.echo(f"{kind}: none registered")
+    for line in withdrawn_lines(document["supervisors"]):
+        click.echo(plain(line))
 
 
 COMMANDS: Mapping[str, click.Command] = {"dev": dev, "stop": stop, "status": status}

@@ -17,15 +17,17 @@ from typing import Any, Literal, NoReturn
 
 import click
 
+from storm_dagster.cli.daemon_folders import check_room, spark_folder
 from storm_dagster.cli.first_jobs import run_first_jobs
 from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.options import Invocation, verb, verb_group
 from storm_dagster.cli.output import notify
 from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.files import write_atomically
 from storm_dagster.host.memory import keep_one_heap
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import Conflict, InvalidRequest
+from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.security.authority import LOOPBACK_NAMES, CertificateFolder
 from storm_dagster.security.exposure import check_exposure, make_private
 from storm_dagster.security.settings import Security, zookeeper_payload
@@ -61,7 +63,7 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
     # Files of daemons and their children are for this user alone: specs, logs and blobs may hold
     # secrets.
     os.umask(0o077)
-    make_private(home)
+    make_private(home, read_only=True)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
     if Security.of(conf).secret is not None:
         # Workers of this host authenticate at the cluster's Spark by this token, without the
@@ -119,10 +121,17 @@ def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
     Assignments and blobs refer to it.
     """
     path = home / f"{role}_id"
-    if path.exists():
-        return path.read_text(encoding="utf-8").strip()
+    stored_id = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    if stored_id:
+        return stored_id
     new_id = f"{conf['storm.local.hostname']}-{os.urandom(4).hex()}"
-    path.write_text(new_id + "\n", encoding="utf-8")
+    try:
+        write_atomically(path, new_id + "\n")
+    except OSError as error:
+        raise Unavailable(
+            f"{path} cannot be written ({error.strerror}), and this {role} has no id yet: free "
+            "some space, make the disk writable, or give it an --id"
+        ) from error
     return new_id
 
 
@@ -138,7 +147,7 @@ def _become(
 
     ``env`` is its whole environment, by default that of this process.
     """
-    RunFile.write(home, role, id, ports)
+    RunFile.write(home, role, id, ports, required=False)
     sys.stdout.flush()
     sys.stderr.flush()
     # A JVM keeps an inherited "ignore", such as Dagster leaves in a process that a script starts
@@ -189,9 +198,9 @@ def zookeeper(
         certificates = CertificateFolder.of(home)
         certificates.prepare(dict.fromkeys((*LOOPBACK_NAMES, address)))
         files = ServerFiles.of(certificates)
-    command = zookeeper_command(
-        Path(data_dir) if data_dir else home / "zookeeper", bound, host=address, tls=files
-    )
+    folder = Path(data_dir) if data_dir else home / "zookeeper"
+    check_room(folder)
+    command = zookeeper_command(folder, bound, host=address, tls=files)
     _become(command, home, "zookeeper", {"client": bound})
 
 
@@ -282,18 +291,19 @@ def spark(
     secret: dict[str, str] = {}
     if master.startswith("spark://"):
         secret["spark.authenticate.secret"] = standalone_secret(conf, home)
+    folder = spark_folder(home)
     # Files of a server that was killed; those of one that runs are in use.
     if not any(record.role == "spark" and record.alive() for record in RunFile.read_all(home)):
-        sweep_local_dir(home / "spark")
+        sweep_local_dir(folder)
     command = spark_connect_command(
         port,
-        home / "spark",
+        folder,
         memory=conf["spark.driver.memory"],
         host=check_exposure(conf, "the embedded Spark server", "secret"),
         conf={**secret, **settings_of(conf.values)},
         master=master,
     )
-    environment = {**spark_environment(home / "spark"), SPARK_TOKEN: spark_token(conf, home)}
+    environment = {**spark_environment(folder), SPARK_TOKEN: spark_token(conf, home)}
     _become(command, home, "spark", {"connect": port}, environment)
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from storm_dagster.cli.healing_verbs import healing_results
 from storm_dagster.cli.health import HealthResult, check_dagster, healing_sensor
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_answer, print_json, print_table
@@ -264,6 +265,7 @@ def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
                     "restore it from a backup (docs/backup.md)",
                 )
             yield from _events(cluster.get("events", {}), time.time())
+            yield from healing_results(cluster)
             if cluster.get("alarm"):
                 yield "warning", f"healing pauses: {cluster['alarm']}", "storm-dagster status"
             # Topologies with tasks that do not run first: only some are read.

@@ -4,7 +4,7 @@ Dagster's health is read over HTTP, without importing dagster.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -116,7 +116,7 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
     Dagster, too, the sensor is not expected to be armed yet.
     """
     if armed:
-        return "ok", "healing sensor armed"
+        return "ok", "healing sensor armed: it heals"
     cluster = ClusterFile.read(home)
     if cluster is not None and cluster.dagster is not None and not cluster.dagster.own:
         return "warning", (
@@ -127,6 +127,18 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
         if record.role == "dev" and record.alive() and uptime(record) < _FIRST_TICK_SECS:
             return "ok", "the healing sensor is starting; the leader heals until it runs"
     return "warning", "no healing sensor is armed: the leader heals instead, more slowly"
+
+
+def withdrawn_lines(supervisors: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line for each supervisor that offers fewer slots than it has, with the reason.
+
+    ``supervisors`` are the rows of ``GET /v1/cluster``; an earlier nimbus has no reasons.
+    """
+    return [
+        f"supervisor {row['id']} on {row['host']} withholds slots: {row['withdrawn']}"
+        for row in supervisors
+        if row.get("withdrawn")
+    ]
 
 
 def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[str]:

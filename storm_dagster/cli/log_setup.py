@@ -12,6 +12,8 @@ from typing import Any
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.json_logs import JsonFormatter
 
+_log = logging.getLogger(__name__)
+
 QUIET_STDERR = "STORM_DAGSTER_LOG_FILES_ONLY"
 """Environment variable that ``dev`` sets for its daemons, which then log to files alone."""
 # Libraries whose records below a warning are left out of every log.
@@ -63,6 +65,24 @@ def configure_logging(*, verbose: bool = False) -> None:
     _set_levels(logging.DEBUG if verbose else logging.WARNING)
 
 
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """Log file of a daemon; what a full disk refuses is lost, and said once."""
+
+    _is_reported = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say on standard error that the disk refuses records; any other error as usual."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+            return
+        if not self._is_reported:
+            self._is_reported = True
+            sys.stderr.write(
+                f"{self.baseFilename} cannot be written ({sys.exc_info()[1]}): records are lost "
+                "until the disk accepts them\n"
+            )
+
+
 class _LazyFormatter(logging.Formatter):
     """Formatter that imports structlog at the first record."""
 
@@ -80,21 +100,26 @@ def configure_daemon_logging(
 ) -> None:
     """Configure the log of a daemon, to a file and standard error.
 
-    The file is ``HOME/logs/<role>-<id>.log``. It is rotated at 10 MiB, with 3 backups.
-    ``conf`` has ``storm.log.level`` and ``storm.log.format``. Standard error gets the records from
-    ``stderr_level`` on, and none in a daemon of ``dev``.
+    The file is ``HOME/logs/<role>-<id>.log``. It is rotated at 10 MiB, with 3 backups. ``conf`` has
+    ``storm.log.level`` and ``storm.log.format``. Standard error gets the records from
+    ``stderr_level`` on, and none in a daemon of ``dev``, unless the disk refuses the file: then it
+    is the only log, and a warning says so.
     """
     as_json: logging.Formatter | None = None
     if conf["storm.log.format"] == "json":
         as_json = JsonFormatter({"role": role, "id": id})
     path = home / "logs" / f"{role}-{id.replace('/', '_')}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = logging.handlers.RotatingFileHandler(
-        path, maxBytes=10 * 2**20, backupCount=3, encoding="utf-8"
-    )
-    file.setFormatter(as_json or _formatter(colors=False))
-    handlers: list[logging.Handler] = [file]
-    if not os.environ.get(QUIET_STDERR):
+    handlers: list[logging.Handler] = []
+    problem: OSError | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _LogFile(path, maxBytes=10 * 2**20, backupCount=3, encoding="utf-8")
+        file.setFormatter(as_json or _formatter(colors=False))
+        handlers.append(file)
+    except OSError as error:
+        problem = error
+    # A daemon of ``dev`` whose file cannot be opened has no other log.
+    if not os.environ.get(QUIET_STDERR) or problem is not None:
         stream = logging.StreamHandler(sys.stderr)
         stream.setFormatter(as_json or _formatter(colors=sys.stderr.isatty()))
         stream.setLevel(stderr_level)
@@ -102,3 +127,5 @@ def configure_daemon_logging(
     logging.getLogger().handlers[:] = handlers
     _set_levels(getattr(logging, conf["storm.log.level"]))
     logging.captureWarnings(True)
+    if problem is not None:
+        _log.warning("%s cannot be written (%s): the log is on standard error", path, problem)

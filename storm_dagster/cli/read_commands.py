@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import click
 
+from storm_dagster.cli.health import withdrawn_lines
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import (
     human_seconds,
@@ -65,6 +66,8 @@ def _print_members(invocation: Invocation, kind: str, columns: str) -> None:
     with invocation.nimbus() as nimbus:
         rows = nimbus.get("/v1/cluster")[kind]
     print_answer(invocation.json, {kind: rows}, columns, map(row_for_table, rows))
+    for line in withdrawn_lines(rows):
+        notify(line)
 
 
 @verb("supervisors")
@@ -85,13 +88,18 @@ def list_topologies(invocation: Invocation) -> None:
     with invocation.nimbus() as nimbus:
         # Read first: a submission that ends in between is a topology in the second response.
         operations = list_operations(nimbus)
-        topologies = nimbus.get("/v1/topologies")["topologies"]
+        document = nimbus.get("/v1/topologies")
+    topologies = document["topologies"]
+    paused = document.get("healing_pause")
     if invocation.json:
-        print_json({"topologies": topologies, "operations": operations})
+        answer = {"topologies": topologies, "operations": operations}
+        print_json({**answer, "healing_pause": paused} if paused else answer)
         return
     columns = "id name status uptime workers executors tasks"
     print_table("", columns, map(row_for_table, topologies))
     print_operations(operations)
+    if paused:
+        click.echo(plain(paused))
 
 
 def _utc_time(secs: float) -> str:
@@ -167,6 +175,8 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
     awaits = document.get("awaits", {})
     rows = [(number, awaits[number]) for number in numbers if number in awaits]
     print_table("systems that are away", ["task", "what it waits for"], rows)
+    if document.get("healing"):
+        click.echo(plain(document["healing"]))
     for warning in document.get("warnings", []):
         notify(f"warning: {warning}")
 
@@ -422,6 +432,8 @@ def show(invocation: Invocation, name: str) -> None:
     )
     for operation in document.get("operations", ()):
         click.echo(plain(operation_text(operation)))
+    if document.get("healing_pause"):
+        click.echo(plain(document["healing_pause"]))
     for problem in document.get("problems", []):
         notify(f"warning: {problem}")
     # An older nimbus has no event log.

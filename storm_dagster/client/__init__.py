@@ -9,6 +9,7 @@ from storm_dagster.host.resolve import lazy_names
 
 if TYPE_CHECKING:
     from storm_dagster.client.changes import Change, change_topology
+    from storm_dagster.client.healing import pause_healing, resume_healing
     from storm_dagster.client.http import NimbusClient
     from storm_dagster.client.submission import submit_target, submit_topology, submit_uploaded
     from storm_dagster.client.uploads import Uploaded, upload, upload_target
@@ -40,8 +41,10 @@ __all__ = [
     "gray_upgrade",
     "gray_upgrade_topology",
     "kill_topology",
+    "pause_healing",
     "rebalance_topology",
     "restart_topology",
+    "resume_healing",
     "roll_back",
     "rollback_topology",
     "submit_target",
@@ -68,8 +71,10 @@ _MODULES = {
     "gray_upgrade": "storm_dagster.client.verbs",
     "gray_upgrade_topology": "storm_dagster.client.verbs",
     "kill_topology": "storm_dagster.client.verbs",
+    "pause_healing": "storm_dagster.client.healing",
     "rebalance_topology": "storm_dagster.client.verbs",
     "restart_topology": "storm_dagster.client.verbs",
+    "resume_healing": "storm_dagster.client.healing",
     "roll_back": "storm_dagster.client.verbs",
     "rollback_topology": "storm_dagster.client.verbs",
     "submit_target": "storm_dagster.client.submission",

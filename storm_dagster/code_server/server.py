@@ -194,8 +194,13 @@ def _report_lost_runs(socket: str, location: str) -> None:
     try:
         with dg.DagsterInstance.get() as instance:
             report_lost_runs(instance, socket, location)
-    except Exception:
-        log.exception("runs that an earlier code server has left behind are not reported")
+    except Exception as error:
+        # One line: a disk that is full, or a database that is away, is no fault of this process.
+        log.warning(
+            "runs that an earlier code server has left behind are not reported: %s: %s",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
 
 
 def _storage_modules() -> list[str]:

@@ -12,6 +12,10 @@ from storm_dagster.defs.keys import GROUP, OWNER, catalog
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames, queue_tags
+from storm_dagster.model.errors import InvalidRequest
+
+_MAX_INTERVAL_SECS = 3600
+"""Longest time between two ticks of a sensor that can be configured."""
 
 
 def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any]:
@@ -99,12 +103,28 @@ def cluster_key(names: DagsterNames, key: dg.AssetKey) -> dg.AssetKey:
     return dg.AssetKey(list(names.asset_path(key.path)))
 
 
+def check_interval(interval_secs: float) -> None:
+    """Check the least time between two ticks of a sensor; :class:`InvalidRequest`."""
+    if not 1 <= interval_secs <= _MAX_INTERVAL_SECS:
+        raise InvalidRequest(
+            f"an interval of sensors of {interval_secs} s: choose 1 to {_MAX_INTERVAL_SECS} s"
+        )
+
+
 def sensor(
-    names: DagsterNames, function: Callable[..., Any], status: dg.DefaultSensorStatus
+    names: DagsterNames,
+    function: Callable[..., Any],
+    status: dg.DefaultSensorStatus,
+    interval_secs: int = 1,
 ) -> dg.SensorDefinition:
-    """The sensor of the catalog with the name of ``function``."""
+    """The sensor of the catalog with the name of ``function``.
+
+    Its ticks are at least ``interval_secs`` apart, and at least as far as in the catalog.
+    """
     name = function.__name__
-    settings = catalog()["sensors"][name]
+    settings = dict(catalog()["sensors"][name])
+    least_secs = settings["minimum_interval_seconds"]
+    settings["minimum_interval_seconds"] = max(least_secs, interval_secs)
     decorate = dg.sensor(name=names.name(name), default_status=status, **settings)
     return decorate(bind(function, names))
 

@@ -80,6 +80,7 @@ def build_storm_defs(
     overrides: Mapping[str, Any] | None = None,
     blob_dir: str | None = None,
     tick_secs: float = 45.0,
+    sensor_interval_secs: int = 1,
     resources: Mapping[str, Any] | None = None,
     translator: StormTranslator | None = None,
     spawn: bool = False,
@@ -96,7 +97,9 @@ def build_storm_defs(
 
     The cluster is that of ``conf_dir``, else of ``home``, else of ``STORM_DAGSTER_HOME``;
     ``overrides`` are conf keys that replace its own. ``blob_dir`` uses a local blob store without a
-    nimbus (tests, repairs), and ``tick_secs`` limits a tick of the heartbeat sensor; ``resources``
+    nimbus (tests, repairs), and ``tick_secs`` limits a tick of the heartbeat sensor. Ticks of each
+    sensor begin at least ``sensor_interval_secs`` apart, as some services of Dagster demand (30):
+    the leader heals what would wait too long for one. ``resources``
     replace those of this package (``zookeeper``, ``spark`` ...). ``translator`` changes keys,
     groups, owners and tags; ``spawn`` (development) starts a local cluster in ``home``, detached,
     at the first use that finds none. No connection is opened here: each run and tick looks the
@@ -151,10 +154,15 @@ def build_storm_defs(
             op_job(names, "prune_history", history.prune_history),
         ],
         sensors=[
-            build_heartbeat_sensor(names, tick_secs=tick_secs, default_status=default_status),
-            sensor(names, lifecycle_sensor, default_status),
-            sensor(names, supervisor_sensor, default_status),
-            sensor(names, leader_sensor, default_status),
+            build_heartbeat_sensor(
+                names,
+                tick_secs=tick_secs,
+                interval_secs=sensor_interval_secs,
+                default_status=default_status,
+            ),
+            sensor(names, lifecycle_sensor, default_status, sensor_interval_secs),
+            sensor(names, supervisor_sensor, default_status, sensor_interval_secs),
+            sensor(names, leader_sensor, default_status, sensor_interval_secs),
         ],
         schedules=[
             build_rebalance_schedule(

@@ -1,15 +1,21 @@
 """Files, locks and folders of daemons."""
 
 import json
+import logging
 import os
 import re
 import stat
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
+from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 
+_log = logging.getLogger(__name__)
+PROBE_BYTES = 1 << 20
+"""Room in a folder below which it counts as full."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Id of a daemon, which names a folder."""
 
@@ -75,8 +81,13 @@ def hold_folder(home: Path, role: str, id: str) -> IO[str]:
             "another"
         )
     folder = home / role / id
-    folder.mkdir(parents=True, exist_ok=True)
-    stream = (folder / "lock").open("a+", encoding="utf-8")
+    try:
+        stream = _open_lock(folder)
+    except OSError as error:
+        raise Unavailable(
+            f"{folder} cannot be used ({error.strerror}), and this {role} has not run there "
+            "before: free some space, make it writable, or name another --home"
+        ) from error
     try:
         lock_file(stream, wait=False)
     except BlockingIOError:
@@ -87,6 +98,51 @@ def hold_folder(home: Path, role: str, id: str) -> IO[str]:
     return stream
 
 
+def _open_lock(folder: Path) -> IO[str]:
+    """Open the lock file of a daemon's folder; both are made if they do not exist.
+
+    On a disk that is read-only the existing file is opened.
+    """
+    path = folder / "lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return path.open("a+", encoding="utf-8")
+    except OSError:
+        return path.open(encoding="utf-8")
+
+
+def is_read_only(folder: Path) -> bool:
+    """True if the folder is on a file system that is mounted read-only."""
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+def write_if_possible(action: Callable[[], object], missing: str) -> bool:
+    """Write something that a daemon can do without; false if the disk refuses it.
+
+    The refusal is one warning, which begins with ``missing``: what the daemon lacks then.
+    """
+    try:
+        action()
+    except OSError as error:
+        _log.warning("%s: %s", missing, error)
+        return False
+    return True
+
+
+def write_error(folder: Path) -> OSError | None:
+    """Try to write a file of a MiB in the folder; the error, if there is one."""
+    probe = folder / "probe"
+    try:
+        probe.write_bytes(bytes(PROBE_BYTES))
+    except OSError as error:
+        return error
+    finally:
+        # A read-only disk refuses even the removal of a file that does not exist.
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
+
+
 def write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = False) -> None:
     """Replace a file: readers see the old or the new one, never a part.
 
@@ -95,12 +151,18 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = F
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with open(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(text)
-        if sync:
-            stream.flush()
-            os.fsync(stream.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            if sync:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        # A full disk keeps the empty file otherwise.
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def read_private_file(path: Path, description: str) -> str:

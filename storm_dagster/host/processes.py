@@ -7,13 +7,14 @@ psutil gives it in hundredths of a second. Neither is valid after a reboot.
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
 from storm_dagster.host.clock import boot_id
-from storm_dagster.host.files import write_atomically
+from storm_dagster.host.files import write_atomically, write_if_possible
 
 _HAS_PROC = os.path.isdir("/proc/self")
 """True if the start of a process is read from /proc: psutil derives it from the wall clock, and
@@ -163,10 +164,12 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
         ports: Mapping[str, int] | None = None,
         *,
         pid: int | None = None,
+        required: bool = True,
     ) -> "RunFile":
         """Record a process atomically, and return the record.
 
-        It is the calling process, or ``pid``. ``ProcessLookupError`` if ``pid`` does not exist.
+        It is the calling process, or ``pid``. ``ProcessLookupError`` if ``pid`` does not exist. If
+        the disk refuses the file, ``OSError``; a warning unless it is ``required``.
         ``id`` may contain any character of a node or topology id; ``/`` is replaced in the file's
         name.
         """
@@ -179,8 +182,16 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
             role=role, id=id, pid=pid, start_ticks=ticks, boot_id=boot_id(), ports=dict(ports or {})
         )
         target = RunFile.path_of(home, role, id)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, record.model_dump_json() + "\n")
+
+        def store() -> None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, record.model_dump_json() + "\n")
+
+        if required:
+            store()
+        else:
+            lacking = f"{target} is missing, so that `status` and `stop` do not see this {role}"
+            write_if_possible(store, lacking)
         return record
 
     @staticmethod
@@ -212,4 +223,5 @@ class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
         if current is None:
             return
         if current.pid == self.pid and current.start_ticks == self.start_ticks:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)

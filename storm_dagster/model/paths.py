@@ -19,6 +19,8 @@ NIMBUS_SLAVE = "/nimbus_slave"
 NIMBUS_SLAVE_DETAIL = "/nimbus_slave_detail"
 EPOCH = "/epoch"
 BLACKLIST = "/blacklist"
+# Operators' pause of healing; absent without one.
+HEALING_PAUSE = "/healing_pause"
 # Client tokens of submissions: a repeated submission gets the same topology id by its token.
 TOKENS = "/tokens"
 # Accepted changes of running topologies that Dagster runs execute, by request.
@@ -73,7 +75,7 @@ FIRST_LEVEL = (
 The others are created by their writers: the cluster's id with the root's owner, the healer's and
 the leader's node by their sessions, ``DEPLOYS`` by the first run that deploys a declared topology,
 ``EVENTS`` by the leader with the first event that it takes, ``ACCESS_TOKENS`` by the first leader
-that records tokens.
+that records tokens, ``HEALING_PAUSE`` by the leader with each pause.
 """
 
 

@@ -256,6 +256,8 @@ class SupervisorInfo(Record):
     """Ports whose worker crashed and is being restarted in place."""
     place: str = ""
     """Boot and folder in which it runs, where a lock admits one at a time; empty: not stated."""
+    withdrawn: str = ""
+    """Reason why it offers fewer slots than it has, such as a full disk; empty if it offers all."""
 
 
 class TaskError(Record):

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from storm_dagster.model.access_tokens import DEFAULT_LIFE_SECS, MAX_LIFE_SECS, TokenScope
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.healing_pause import DEFAULT_PAUSE_SECS, MAX_PAUSE_SECS
 
 _R = TypeVar("_R", bound=BaseModel)
 _MAX_SECS = 10 * 366 * 86400
@@ -202,6 +203,13 @@ class AccessTokenRequest(RequestModel):
     scope: TokenScope
     user: str = Field(default="", max_length=128)
     life_secs: int = Field(default=DEFAULT_LIFE_SECS, ge=60, le=MAX_LIFE_SECS)
+
+
+class PauseHealingRequest(RequestModel):
+    """Pause of healing."""
+
+    secs: int = Field(default=DEFAULT_PAUSE_SECS, ge=1, le=MAX_PAUSE_SECS)
+    """Length, seconds."""
 
 
 class BlacklistRequest(RequestModel):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from storm_dagster.model import records
+from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.ranges import decode_ranges, highest_id
 from storm_dagster.model.slot import Slot
 
@@ -116,6 +117,8 @@ class ClusterView:
     """Topology id -> view."""
     blacklist: frozenset[str] = frozenset()
     """Hosts."""
+    healing_pause: HealingPause | None = None
+    """Pause of healing by operators."""
     assignment_changes: bytes = b""
     """Data of ``/assignments``: the newest changes."""
     corrupt: Mapping[str, str] = field(default_factory=dict)

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from starlette.types import ASGIApp
 
 from storm_dagster.core.asset_declarations import check_prefixes
 from storm_dagster.host.endpoints import ClusterFile
-from storm_dagster.host.files import hold_folder
+from storm_dagster.host.files import hold_folder, write_if_possible
 from storm_dagster.host.memory import return_free_memory
 from storm_dagster.host.processes import RunFile
 from storm_dagster.http.server import AnnouncedName, HttpService, listen
@@ -118,7 +119,9 @@ def _serve(
     stack.enter_context(hold_folder(home, "nimbus", nimbus_id))
     folder = home / "nimbus" / nimbus_id
     for path in (folder / "inbox", folder / "cache"):
-        path.mkdir(parents=True, exist_ok=True)
+        # Without them uploads fail, and the read cache has no disk level.
+        make = partial(path.mkdir, parents=True, exist_ok=True)
+        write_if_possible(make, f"{path} cannot be made")
     listener, thrift_listener = _listen(conf, host, stack)
     identity = Identity(
         id=nimbus_id,
@@ -175,6 +178,7 @@ def _serve(
         "nimbus",
         nimbus_id,
         ports={"http": identity.http_port, "thrift": identity.thrift_port},
+        required=False,
     )
     stack.callback(record.remove, home)
     _log.info("nimbus %s serves %s as %s", nimbus_id, identity.http, identity.address)

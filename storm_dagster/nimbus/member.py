@@ -90,6 +90,11 @@ class Nimbus:
     """Transfers and tokens that expire when they are left idle; advanced by the upkeep thread."""
     alarm: str | None = None
     """Reason why this leader's own healing pauses; ``None`` while it does not."""
+    paused_causes: tuple[str, ...] = ()
+    """Causes that wait for the end of a pause of healing, in words.
+
+    They are of this leader's observation.
+    """
     inimbus: INimbus | None = None
     """The plug-in of ``nimbus.inimbus.class``."""
     reads: CachedReads | None = None

@@ -165,9 +165,9 @@ class ReassignResult(TopologyResult):
     """Result of a reassignment for the causes of one topology."""
 
     status: str
-    """``assigned``, ``unchanged``, ``failed``, ``void`` or ``gone``.
+    """``assigned``, ``unchanged``, ``failed``, ``void``, ``paused`` or ``gone``.
 
-    ``void``: overtaken by a newer placement.
+    ``void``: overtaken by a newer placement. ``paused``: operators have paused healing.
     """
     causes: tuple[str, ...]
     """Keys of the causes."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worker, check_ports
 from storm_dagster.core.upgrade.machine import SlotRun
 from storm_dagster.host.clock import boot_clock, boot_id
-from storm_dagster.host.files import hold_folder
+from storm_dagster.host.files import hold_folder, write_error
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
 from storm_dagster.model.conf import ClusterConf
@@ -50,8 +50,8 @@ _ROTATE_SECS = 1.0
 """Interval of the checks of the size of workers' logs."""
 _TIDY_SECS = 10.0
 """Interval of removing unused code, testing the disk and starting spares."""
-_PROBE_BYTES = 1 << 20
-"""Room in HOME below which no worker can be started."""
+_MAX_REASON = 300
+"""Characters of the reason why slots are withdrawn."""
 _LOGS_SECS = 3600.0
 """Interval of removing old logs."""
 
@@ -135,8 +135,8 @@ class Supervisor:
         """Ports with a worker that is being restarted, for the record of the supervisor."""
         self._offered = self._ports
         """Ports that the record of the supervisor offers."""
-        self._full = False
-        """True while HOME cannot be written."""
+        self._disk_problem = ""
+        """Error of the disk while HOME cannot be written."""
         scripts = conf["storm.health.check.dir"]
         timeout_secs = conf["storm.health.check.timeout.ms"] / 1000
         self._health = HealthCheck(Path(scripts) if scripts else None, timeout_secs, self._wake.set)
@@ -196,6 +196,8 @@ class Supervisor:
         ).start()
         threading.Thread(target=self._rotate_logs, name="logs", daemon=True).start()
         threading.Thread(target=self._wake_at_stop, args=(stop,), name="stop", daemon=True).start()
+        # A full disk must withdraw the free slots before work is placed on them.
+        self._housekeeper.do(self._probe)
         max_pause = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
         tidied_at = boot_clock()
         try:
@@ -256,7 +258,7 @@ class Supervisor:
         """Ports for new work: none on an unhealthy host, no free one on a full disk."""
         if not healthy:
             return ()
-        if not self._full:
+        if not self._disk_problem:
             return self._ports
         # A running worker needs no room on the disk; a new one could not be started.
         slots = sorted(self.table.slots.items())
@@ -290,7 +292,19 @@ class Supervisor:
             restarting=self._restarting,
             http=self._log_service.url,
             place=self._place,
+            withdrawn=self._withdrawn(),
         )
+
+    def _withdrawn(self) -> str:
+        """Reason why fewer slots are offered than there are; empty if all are."""
+        if self._offered == self._ports:
+            return ""
+        problem = self._health.problem
+        if problem is not None:
+            return f"its health check fails: {problem}"[:_MAX_REASON]
+        if self._disk_problem:
+            return f"{self._home} cannot be written ({self._disk_problem})"[:_MAX_REASON]
+        return ""
 
     def _save(self) -> None:
         """Queue a write of the workers and the wanted work to the state file."""
@@ -331,12 +345,12 @@ class Supervisor:
 
     def _probe(self) -> None:
         """Test writing to HOME. While that fails, no free slot is offered."""
-        error = _write_error(self._housekeeper, self._folder / "probe")
-        full = error is not None
-        if full == self._full:
+        error = _write_error(self._housekeeper, self._folder)
+        was_full = bool(self._disk_problem)
+        self._disk_problem = "" if error is None else str(error.strerror or error)
+        if bool(self._disk_problem) == was_full:
             return
-        self._full = full
-        if full:
+        if self._disk_problem:
             _log.error(
                 "%s cannot be written (%s): free slots are not offered, its workers continue",
                 self._home,
@@ -378,21 +392,16 @@ class Supervisor:
                         failing.add(live.log_path)
 
 
-def _write_error(housekeeper: Housekeeper, probe: Path) -> OSError | None:
+def _write_error(housekeeper: Housekeeper, folder: Path) -> OSError | None:
     """Write the state file and a probe.
 
     Returns the error, if there is one.
     """
     try:
         housekeeper.save_again()
-        probe.write_bytes(bytes(_PROBE_BYTES))
     except OSError as error:
         return error
-    finally:
-        # A read-only disk refuses even the removal of a file that does not exist.
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
-    return None
+    return write_error(folder)
 
 
 def _start_order(live: LiveWorker) -> tuple[int, int]:
@@ -426,7 +435,9 @@ def run(
         raise InvalidRequest(problem)
     with hold_folder(home, "supervisor", supervisor_id):
         logs = LogService(conf, home, supervisor_id)
-        run_file = RunFile.write(home, "supervisor", supervisor_id, ports={"http": logs.port})
+        run_file = RunFile.write(
+            home, "supervisor", supervisor_id, ports={"http": logs.port}, required=False
+        )
         _log.info(
             "supervisor %s starts, ports %s, boot %s", supervisor_id, list(slot_ports), boot_id()
         )

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 _RARELY_CHANGING = re.compile(
     r"/(topology|tasks|assignments|workers)/[^/]+(/[^/]+)?|/blobstoremaxkeysequencenumber/[^/]+"
-    r"|/(epoch|assignments|blacklist)"
+    r"|/(epoch|assignments|blacklist|healing_pause)"
 )
 """Nodes whose value is cached. Heartbeat and supervisor records are rewritten all the time."""
 _RARELY_CHANGING_LISTS = re.compile(

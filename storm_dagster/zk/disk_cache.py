@@ -3,6 +3,7 @@
 It is SQLite unless the conf names another class.
 """
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from storm_dagster.host.resolve import load_plugin
+
+_log = logging.getLogger(__name__)
 
 _KEYS_PER_QUERY = 500
 """Well below 999, the limit of older releases of SQLite for the variables of a statement."""
@@ -88,8 +91,15 @@ class SqliteCache:
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         with self._lock:
             self._db.execute("BEGIN")
-            self._db.executemany(statement, rows)
-            self._db.execute("COMMIT")
+            try:
+                self._db.executemany(statement, rows)
+                self._db.execute("COMMIT")
+            except sqlite3.Error:
+                # Otherwise each later write would fail, also once the disk has room. SQLite has
+                # ended the transaction itself after some errors.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
 
     def clear(self) -> None:
         with self._lock:
@@ -100,15 +110,24 @@ class SqliteCache:
             self._db.close()
 
 
-def open_disk_cache(directory: Path, class_name: str | None, *, reset: bool) -> DiskCache:
-    """Open the disk level in ``directory``.
+def open_disk_cache(directory: Path, class_name: str | None, *, reset: bool) -> DiskCache | None:
+    """Open the disk level in ``directory``; ``None``, with a warning, if the disk refuses it.
 
     ``class_name`` is ``module:class``, which is called with the folder; ``None``:
     :class:`SqliteCache`. With ``reset`` the cache is emptied. Raises :class:`InvalidRequest` if the
     class cannot be loaded.
     """
     cache_class = load_plugin("nimbus.cache.class", class_name) if class_name else SqliteCache
-    cache: DiskCache = cache_class(directory)
-    if reset:
-        cache.clear()
+    try:
+        cache: DiskCache = cache_class(directory)
+        if reset:
+            cache.clear()
+    except (OSError, sqlite3.Error) as error:
+        _log.warning(
+            "the read cache in %s cannot be used (%s): nodes are read from ZooKeeper until the "
+            "next start",
+            directory,
+            error,
+        )
+        return None
     return cache

@@ -14,6 +14,7 @@ from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model import paths, records
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable, UnknownSubtree
+from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
 from storm_dagster.security.server_identity import TrustedServers
@@ -382,6 +383,10 @@ class StormClusterState(
         """Hosts that get no new work."""
         record = self._read(records.Blacklist, paths.BLACKLIST)
         return frozenset(record.hosts if record is not None else ())
+
+    def healing_pause(self) -> HealingPause | None:
+        """Pause of healing by operators; ``None`` without one."""
+        return self._read(HealingPause, paths.HEALING_PAUSE)
 
     # -- writing -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from storm_dagster.model import paths, records
 from storm_dagster.model.errors import Conflict, Corrupt, Unavailable
+from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.records import Record, decode_record
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
@@ -225,11 +226,12 @@ def load_view(
         paths.SUPERVISORS,
         paths.TOPOLOGY,
         paths.BLACKLIST,
+        paths.HEALING_PAUSE,
     ):
         announce(path)
     _check_root(state, cluster_id)
-    epoch_node, assignments_node, blacklist_node = state.get_many(
-        [paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch
+    epoch_node, assignments_node, blacklist_node, pause_node = state.get_many(
+        [paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST, paths.HEALING_PAUSE], watch
     )
     supervisor_names, topology_names = state.find_children_many(
         [paths.SUPERVISORS, paths.TOPOLOGY], watch
@@ -263,6 +265,7 @@ def load_view(
         assignment_changes, at = assignments_node
         assignments_version = at.version
     blacklist = loading.decode(records.Blacklist, blacklist_node, paths.BLACKLIST)
+    pause = loading.decode(HealingPause, pause_node, paths.HEALING_PAUSE)
     return ClusterView(
         cluster_id=cluster_id,
         epoch=epoch,
@@ -271,6 +274,7 @@ def load_view(
         supervisors=supervisors,
         topologies=topologies,
         blacklist=frozenset(blacklist.hosts) if blacklist is not None else frozenset(),
+        healing_pause=pause,
         corrupt=loading.corrupt,
         held_slots=frozenset(loading.held_slots),
     )

@@ -29,6 +29,7 @@ from storm_dagster.core.liveness.step import (
 )
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing.memory import HealingMemory
+from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.records import (
     Assignment,
     StormBase,
@@ -140,6 +141,34 @@ def test_a_lost_host_is_attempted_at_once_and_again_with_back_off() -> None:
     assert healer.keys(1.5, cluster("s2")) == []
     assert healer.keys(2, cluster("s2")) == ["t-1-1:3:lost_host@s2-1:2"]
     assert healer.keys(3, cluster()) == [] and healer.state.attempts == {}
+
+
+def paused(view: ClusterView, until_ms: int = 100_000) -> ClusterView:
+    return replace(view, healing_pause=HealingPause(since_ms=0, until_ms=until_ms, user="ann"))
+
+
+def test_in_a_pause_causes_wait_and_are_due_at_its_end() -> None:
+    healer = Healer()
+    healer.at(0, cluster())
+    step = healer.at(1, paused(cluster("s2")))
+    assert not step.attempts
+    assert [cause.kind for cause in step.observation.causes] == ["lost_host"]
+    assert step.paused is not None and step.paused.startswith("healing is paused by ann until ")
+    record = decode_memory(HealingState, encode_memory(healer.state))
+    assert record == healer.state, "another process goes on with it"
+    after = healer.at(9, cluster("s2"))
+    assert [attempt.run_key for attempt in after.attempts] == ["t-1-1:3:lost_host@s2-1:1"]
+    assert after.paused is None
+
+
+def test_a_pause_that_no_leader_ends_is_over_a_minute_late() -> None:
+    healer = Healer(settings=UNHURRIED)
+    healer.at(0, cluster())
+    lost = paused(cluster("s2"))
+    assert healer.keys(10, lost) == []
+    assert healer.keys(10 + 160, lost) == [], "a leader has a minute to end it"
+    assert healer.keys(10 + 161, lost) == ["t-1-1:3:lost_host@s2-1:1"]
+    assert healer.keys(300, paused(cluster("s2"), until_ms=900_000)) == [], "another pause"
 
 
 def test_a_topology_whose_reassignment_is_under_way_gets_no_new_attempt() -> None:

@@ -12,17 +12,20 @@ import yaml
 
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs, keys
-from storm_dagster.defs.healing.heartbeat_sensor import _Watch
+from storm_dagster.defs.healing import sensor_watch
 from storm_dagster.defs.healing.memory import HealingCursor
+from storm_dagster.defs.healing.sensor_watch import SensorWatch
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.lifecycle.sensor import removed_by_leader
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import encode_record
 from storm_dagster.operations.context import OperationsContext, Planner
+from storm_dagster.operations.live.healing_pause import pause_healing, resume_healing
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -307,13 +310,39 @@ def test_mass_loss_is_an_alarm_everywhere_until_it_is_over(
     assert not over.run_requests
 
 
+def test_in_a_pause_the_sensor_asks_for_nothing_and_says_why(world: DagsterWorld) -> None:
+    running(world, "wc")
+    cursor = evaluate(world, "heartbeat_sensor").cursor
+    ctx = OperationsContext(
+        cluster=world.cluster,
+        blobs=world.blobs,
+        conf=cluster_conf(world.home),
+        planner=plan_placement,
+    )
+    pause_healing(ctx, secs=600, user="ann")
+    lose_host(world, "s1")
+    paused = evaluate(world, "heartbeat_sensor", cursor)
+    assert not paused.run_requests
+    assert "healing is paused by ann until " in paused.skip_message
+    assert "1 wait for it: topology 'wc': host" in paused.skip_message
+    (event,) = paused.asset_events
+    assert event.asset_key == keys.SUPERVISORS and "paused by ann" in str(event.description)
+    # It is said once, and its end as well.
+    another_process()
+    quiet = evaluate(world, "heartbeat_sensor", paused.cursor)
+    assert not quiet.run_requests and not quiet.asset_events
+    resume_healing(ctx)
+    resumed = evaluate(world, "heartbeat_sensor", quiet.cursor)
+    assert len(resumed.run_requests) == 1
+    assert [event.description for event in resumed.asset_events] == ["the pause of healing is over"]
+
+
 def test_the_armed_sensor_holds_the_healer_node_and_wakes_at_once(world: DagsterWorld) -> None:
     running(world, "wc")
     defs = build_storm_defs(
         home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=40.0
     )
     cursor = evaluate(world, "heartbeat_sensor").cursor
-    assert not world.cluster.state.exists(paths.HEALER)
     found: list[SensorTick] = []
     thread = threading.Thread(
         target=lambda: found.append(evaluate(world, "heartbeat_sensor", cursor, defs)), daemon=True
@@ -324,7 +353,27 @@ def test_the_armed_sensor_holds_the_healer_node_and_wakes_at_once(world: Dagster
     thread.join(timeout=30)
     assert found, "it waited for the tick's end"
     assert found[0].run_requests
+
+
+def test_between_ticks_healer_is_held_until_one_is_overdue(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running(world, "wc")
+    evaluate(world, "heartbeat_sensor")
+    assert world.cluster.state.exists(paths.HEALER), "the next tick is not overdue"
+    monkeypatch.setattr(sensor_watch, "_OVERDUE_SECS", -1.0)
+    evaluate(world, "heartbeat_sensor")
     eventually(lambda: not world.cluster.state.exists(paths.HEALER), what="the disarmed sensor")
+    monkeypatch.undo()
+    evaluate(world, "heartbeat_sensor")
+    assert world.cluster.state.exists(paths.HEALER), "the sensor is evaluated once more"
+
+
+def test_ticks_of_all_sensors_are_as_far_apart_as_configured() -> None:
+    apart = build_storm_defs(sensor_interval_secs=30)
+    assert {sensor.minimum_interval_seconds for sensor in apart.sensors or ()} == {30}
+    with pytest.raises(InvalidRequest, match="choose 1 to 3600"):
+        build_storm_defs(sensor_interval_secs=0)
 
 
 def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path: Path) -> None:
@@ -521,7 +570,7 @@ def test_the_leader_is_observed_on_change(world: DagsterWorld) -> None:
 
 
 def test_one_interruption_of_the_connection_is_told_once(zk_cluster: StormClusterState) -> None:
-    watch = _Watch(zk_cluster)
+    watch = SensorWatch(zk_cluster)
     watch._on_connection("CONNECTED")
     assert not watch.interrupted()
     watch._on_connection("SUSPENDED")

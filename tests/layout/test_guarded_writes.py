@@ -49,10 +49,10 @@ GUARDED: dict[str, dict[str, str]] = {
         "deploy_lock.claim_ephemeral_node": SESSION,
         "deploy_lock.delete_node": SESSION,
     },
-    "defs/healing/heartbeat_sensor.py": {
-        "_Watch.hold_healer.claim_ephemeral_node": SESSION,
-        "_Watch.release_healer.delete_node": SESSION,
-        "_Watch.publish_alarm.set_data": SESSION,
+    "defs/healing/sensor_watch.py": {
+        "SensorWatch.hold_healer.claim_ephemeral_node": SESSION,
+        "SensorWatch.release_healer.delete_node": SESSION,
+        "SensorWatch.publish_alarm.set_data": SESSION,
     },
     "nimbus/blobs/registry.py": {
         "BlobRegistry.register_written.transaction": EPOCH,

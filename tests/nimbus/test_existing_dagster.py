@@ -111,7 +111,7 @@ def test_a_sensor_of_a_dagster_that_exists_is_not_expected_to_start(tmp_path: Pa
     ClusterFile(zookeeper="127.0.0.1:1", zookeeper_root="/storm", dagster=dagster).write(tmp_path)
     state, text = healing_sensor(tmp_path, armed=False)
     assert state == "warning" and "runs in the Dagster at http://h:3000" in text
-    assert healing_sensor(tmp_path, armed=True) == ("ok", "healing sensor armed")
+    assert healing_sensor(tmp_path, armed=True) == ("ok", "healing sensor armed: it heals")
 
 
 def test_a_cluster_that_a_run_starts_has_the_dagster_of_before(tmp_path: Path) -> None:

@@ -34,8 +34,10 @@ from storm_dagster.model.records import (
     encode_record,
 )
 from storm_dagster.model.unreported import UnreportedEvents
+from storm_dagster.nimbus.leadership import duties
 from storm_dagster.nimbus.leadership.duties import (
     LeaderDuties,
+    LeaderHealing,
     LeaderReports,
     LeaderTransitions,
 )
@@ -793,6 +795,62 @@ def test_the_leader_heals_what_stays_dead_whatever_the_sensor_does(
     assert nimbus.get("/v1/cluster").json()["healer"] is armed
 
 
+def healing_nimbus(stage: Stage) -> NimbusThread:
+    return stage.nimbus(
+        nimbus__monitor__backstop__secs=1,
+        nimbus__task__launch__secs=2,
+        nimbus__task__timeout__secs=2,
+        nimbus__supervisor__timeout__secs=3600,
+    ).await_leading()
+
+
+def test_the_leader_honors_a_pause_of_healing_and_ends_it_in_time(
+    stage: Stage, cluster: Callable[[], StormClusterState]
+) -> None:
+    nimbus = healing_nimbus(stage)
+    state = cluster()
+    begun = post(nimbus, "/v1/healing/pause", {"secs": 600}).json()
+    assert begun["by"] == "leader" and begun["pause"]["text"].startswith("healing is paused")
+    moved = lose_host(nimbus, state)
+
+    def pause() -> dict[str, Any] | None:
+        return nimbus.get("/v1/cluster").json()["healing"]["pause"]
+
+    eventually(lambda: (pause() or {}).get("waiting"), timeout=120, what="a cause that waits")
+    assert not moved()
+    assert nimbus.get("/v1/topologies").json()["healing_pause"] == begun["pause"]["text"]
+    assert "storm_healing_paused 1.0" in nimbus.get("/metrics").text
+    page = nimbus.get("/").text
+    assert "healing is paused" in page and "1 cause waits" in page
+    # Its successor ends by itself.
+    post(nimbus, "/v1/healing/pause", {"secs": 1})
+    eventually(moved, timeout=120, what="healing after the pause")
+    assert pause() is None and "the leader heals" in nimbus.get("/").text
+
+
+@pytest.mark.long
+def test_verbs_pause_and_resume_healing_and_all_others_show_it(
+    stage: Stage, cluster: Callable[[], StormClusterState]
+) -> None:
+    nimbus = healing_nimbus(stage)
+
+    def text(*words: str) -> str:
+        seed = f"nimbus.seeds=[{nimbus.url.removeprefix('http://')}]"
+        done = run_cli(*words, "-c", seed, home=nimbus.home)
+        return done.out + done.err
+
+    assert "healing would be paused for 60 s" in text("pause-healing", "--for", "60", "--dry-run")
+    assert "healing is not paused" in text("resume-healing", "--dry-run")
+    assert text("pause-healing", "--for", "600").startswith("healing is paused until ")
+    moved = lose_host(nimbus, cluster())
+    for words in (("status",), ("list",), ("show", "wc"), ("explain", "wc"), ("doctor",)):
+        assert "healing is paused until " in text(*words), words
+    assert not moved()
+    assert text("resume-healing") == "healing continues\n"
+    assert text("resume-healing") == "healing was not paused\n"
+    eventually(moved, timeout=120, what="healing after the pause")
+
+
 _ROUNDS_OF = {
     "_finish_due": LeaderTransitions,
     "_advance_upgrades": LeaderDuties,
@@ -902,9 +960,23 @@ def test_a_disk_that_deletes_nothing_keeps_one_topology_and_no_other_duty(
     )
 
 
+def test_a_backstop_of_a_former_conf_counts_as_20_seconds() -> None:
+    def backstop(**conf: int) -> float:
+        values = {key.replace("__", "."): value for key, value in conf.items()}
+        member: Any = SimpleNamespace(
+            conf=load_cluster_conf(None, None).with_values(values, "test")
+        )
+        return LeaderHealing(member)._backstop_secs
+
+    assert backstop() == 20
+    assert backstop(nimbus__monitor__backstop__secs=60) == 20
+    assert backstop(nimbus__monitor__backstop__secs=3) == 3
+
+
 def test_the_leader_removes_its_kills_and_leaves_healing_to_the_sensor(
-    stage: Stage, cluster: Callable[[], StormClusterState]
+    stage: Stage, cluster: Callable[[], StormClusterState], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(duties, "MAX_BACKSTOP_SECS", 3600.0)
     nimbus = stage.nimbus(nimbus__monitor__backstop__secs=3600).await_leading()
     state = cluster()
     state.state.set_ephemeral_node(paths.HEALER, b"")
@@ -940,13 +1012,13 @@ def test_a_removal_is_noted_once(
         LeaderTransitions, "_note_due", lambda _, __, done: noted.append(done.topology_id)
     )
     member: Any = SimpleNamespace(conf=ctx.conf)
-    duties = LeaderTransitions(member)
-    duties._start_removal(ctx, "gone-1-100", "gone")
-    duties._removals["gone-1-100"].result(patience(60))
+    transitions = LeaderTransitions(member)
+    transitions._start_removal(ctx, "gone-1-100", "gone")
+    transitions._removals["gone-1-100"].result(patience(60))
     assert noted == []
     add_base(cluster(), "killed-2-100", status="KILLED")
-    duties._start_removal(ctx, "killed-2-100", "killed")
-    duties._removals["killed-2-100"].result(patience(60))
+    transitions._start_removal(ctx, "killed-2-100", "killed")
+    transitions._removals["killed-2-100"].result(patience(60))
     assert noted == ["killed-2-100"]
 
 

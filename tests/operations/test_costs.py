@@ -15,7 +15,7 @@ import pytest
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.leader_priority import needed_blobs
-from storm_dagster.defs.healing.heartbeat_sensor import _Watch
+from storm_dagster.defs.healing.sensor_watch import SensorWatch
 from storm_dagster.model import paths
 from storm_dagster.model.records import Assignment, encode_record
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
@@ -204,13 +204,13 @@ def test_reads_of_the_sensor_grow_with_changes_only(costs: Costs) -> None:
     for number in range(4):
         world.supervisor(f"s{number}", tuple(range(6900, 6910)))
     with StormClusterState.open(world.conf) as cluster:
-        watch = _Watch(cluster)
+        watch = SensorWatch(cluster)
         for topologies in (4, 16):
             for number in range(len(world.cluster.active_storms()), topologies):
                 world.run_workers(world.submit(f"t{number}", conf=ONE_WORKER))
             assert len(watch.poll().topologies) == topologies
 
-            def reads(watch: _Watch = watch) -> int:
+            def reads(watch: SensorWatch = watch) -> int:
                 watch.cluster.state.sync_path(paths.TOPOLOGY)
                 costs.counts.reset()
                 watch.poll()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.cli.daemon_folders import check_room
 from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec, spawn
 from storm_dagster.cli.dev.ending import end_cluster, family
@@ -105,6 +106,7 @@ class DevCluster:
         require_linux("a local cluster")
         os.umask(0o077)
         make_private(self._home)
+        check_room(self._home)
         with (self._home / "dev.lock").open("w") as lock:
             try:
                 lock_file(lock, wait=False)

@@ -21,6 +21,7 @@ from storm_dagster.core.liveness.causes import (
     due_attempts,
 )
 from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
+from storm_dagster.core.liveness.pause import SeenPause, pause_text, see_pause
 from storm_dagster.core.liveness.retries import (
     Outlook,
     Tries,
@@ -68,6 +69,13 @@ class HealingState(msgspec.Struct, frozen=True):
     """Boot clock of the last step; unset without one, or if all limits restart."""
     alarm: str | None = None
     """Reason why healing pauses since the last step."""
+    pause: SeenPause | UnsetType = UNSET
+    """Pause by operators that the last step saw; unset without one."""
+
+    @property
+    def paused(self) -> bool:
+        """True if no cause was healed in the last step because operators have paused healing."""
+        return self.pause is not UNSET and not self.pause.is_over
 
 
 S = TypeVar("S", bound=HealingState)
@@ -86,6 +94,8 @@ class HealingStepResult(Generic[S]):
     """Boot clock at which the next limit or back-off ends; ``None`` if none is running."""
     waiting: tuple[str, ...] = ()
     """Names of the topologies whose causes get no attempt now, because none would help them."""
+    paused: str | None = None
+    """Sentence about the pause by operators, for which all causes wait; ``None`` without one."""
 
 
 def healing_step(
@@ -115,16 +125,23 @@ def healing_step(
         boot_now=now,
         restart_limits=restart_limits,
     )
+    former_pause = None if memory.pause is UNSET else memory.pause
+    pause = see_pause(view.healing_pause, former_pause, now)
+    paused: str | None = None
+    if view.healing_pause is not None and pause is not None and not pause.is_over:
+        paused = pause_text(view.healing_pause)
+    # While the guard pauses healing there are no causes: their attempts are forgotten. Likewise in
+    # a pause by operators: afterwards each cause is as new.
+    causes = () if paused else observation.causes
     permissions = _Permissions(memory, now, settings, outlook)
     if settings.patience_secs:
-        permissions.note_promises(observation.causes)
-    busy_topologies = busy(observation.causes) if observation.causes else ()
-    # While the guard pauses healing there are no causes: their attempts are forgotten.
+        permissions.note_promises(causes)
+    busy_topologies = busy(causes) if causes else ()
     due, attempts = due_attempts(
-        observation.causes,
+        causes,
         memory.attempts,
         boot_now=now,
-        running=_unfinished_runs(observation.causes, memory.attempts, busy_topologies),
+        running=_unfinished_runs(causes, memory.attempts, busy_topologies),
         patience_secs=settings.patience_secs,
         permitted=permissions.grant,
     )
@@ -142,10 +159,12 @@ def healing_step(
             promises=permissions.promises or UNSET,
             polled_at=now,
             alarm=observation.frozen,
+            pause=UNSET if pause is None else pause,
         ),
         observation=observation,
         next_check=min(wake_times, default=None),
         waiting=tuple(permissions.waiting),
+        paused=paused,
     )
 
 

@@ -3,17 +3,12 @@
 It blocks on ZooKeeper watches. A tick lasts up to 45 seconds (Dagster ends it at 60), or one second
 if sensors share a thread. Watches only end its wait; every decision is made from one view of the
 cluster. Because limits pass without an event, it also polls every five seconds. While a run that it
-requested does not start, it releases ``/healer``, and the leader heals.
+requested does not start, it releases ``/healer``, and the leader heals. Between two ticks
+:mod:`storm_dagster.defs.healing.sensor_watch` holds it.
 """
 
-import json
-import os
-import socket
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +18,12 @@ from msgspec.structs import replace
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult
+from storm_dagster.core.liveness.pause import waiting_text
 from storm_dagster.core.liveness.retries import Outlook
 from storm_dagster.core.liveness.step import HealingSettings, healing_step
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.defs.binding import bind
+from storm_dagster.defs.binding import bind, check_interval
 from storm_dagster.defs.healing.memory import (
     REASSIGN_OP,
     HealingCursor,
@@ -42,9 +38,11 @@ from storm_dagster.defs.healing.memory import (
 )
 from storm_dagster.defs.healing.observations import (
     alarm_observation,
+    pause_observation,
     recovery_observations,
     restart_observations,
 )
+from storm_dagster.defs.healing.sensor_watch import SensorWatch, open_watch
 from storm_dagster.defs.instance_settings import tick_limit
 from storm_dagster.defs.keys import (
     ACTIVE_TOPOLOGY,
@@ -56,14 +54,10 @@ from storm_dagster.defs.keys import (
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.memory import return_free_memory
-from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REASSIGN_JOB, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable
-from storm_dagster.operations.live.outlook import ReassignmentOutlook
-from storm_dagster.zk.cached_state import CachedReads
-from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _TICK_SECS = 45.0
@@ -74,8 +68,6 @@ _POLL_EVERY_SECS = 5.0
 """Longest pause between two polls of a tick."""
 _COALESCE_SECS = 0.15
 """Pause before the second poll, which sees all workers of one fault together."""
-_BETWEEN_POLLS_SECS = 0.5
-"""Shortest pause between two polls, while the cluster changes all the time."""
 _BLIND_SECS = 20.0
 """Longest gap between two polls over which limits continue to run.
 
@@ -91,142 +83,6 @@ A run whose process was killed stays "started" permanently.
 """
 _CODE_SECS = 3.0
 """Time in which nimbus must send the code of a topology; else it is not planned now."""
-_MAX_IDLE_WATCHES = 2
-"""Watches that a process keeps between ticks, one for each cluster."""
-
-
-class _Watch:
-    """The armed sensor: one ZooKeeper session with its watches, and ``/healer``.
-
-    That node marks the sensor as armed.
-    """
-
-    def __init__(self, cluster: StormClusterState) -> None:
-        self.cluster = cluster
-        self._changed = threading.Event()
-        """Set by a change of the cluster or of the connection; ends :meth:`wait`."""
-        self._interrupted = threading.Event()
-        """Set while :meth:`interrupted` has not reported that the connection broke."""
-        cluster.state.add_listener(self._on_connection)
-        self._reads: CachedReads | None = None
-        """Reads of the views; ``None`` on another state store than ZooKeeper."""
-        if isinstance(cluster.state, ZooKeeperClusterState):
-            self._reads = CachedReads(cluster.state, disk=None)
-            self._reads.register(lambda *_: self._changed.set())
-        self._polled_at = 0.0
-        """Monotonic clock of the last poll."""
-        self._healer_session = 0
-        """Session that created ``/healer``, 0 without one."""
-        self._healer_document = {"v": 1, "host": socket.gethostname(), "pid": os.getpid()}
-        """Content of ``/healer`` without an alarm."""
-        self._published: str | None = None
-        """The alarm in ``/healer``."""
-        self.outlook: ReassignmentOutlook = ReassignmentOutlook()
-        """Plans of earlier ticks."""
-
-    def _on_connection(self, connection: str) -> None:
-        if connection != "CONNECTED":
-            self._interrupted.set()
-        self._changed.set()
-
-    def interrupted(self) -> bool:
-        """True if the connection broke since the last call, which this call forgets.
-
-        An outage that ends this session ends those of workers and supervisors as well. Then a
-        missing node does not show that its process is dead.
-        """
-        is_broken = self._interrupted.is_set()
-        self._interrupted.clear()
-        return is_broken
-
-    def poll(self) -> ClusterView:
-        """Arm the watches, then read the view.
-
-        A change after the view was read ends the next :meth:`wait`.
-        """
-        self._changed.clear()
-        self._polled_at = time.monotonic()
-        if self._reads is None:
-            return self.cluster.load_view(self._changed.set)
-        return self._reads.load_view(self.cluster.cluster_id())
-
-    def hold_healer(self) -> None:
-        """Create ``/healer``, which prevents the leader from healing, unless it exists.
-
-        A node that this session created needs no call of ZooKeeper.
-        """
-        state = self.cluster.state
-        # 0 on another state store.
-        session = 0 if self._reads is None else self.cluster.session.session_id
-        if session and self._healer_session == session:
-            return
-        # Another armed sensor (a code reload in progress) may hold it: then this sensor claims it
-        # after the end of that one.
-        document = json.dumps(self._healer_document).encode()
-        is_claimed = state.claim_ephemeral_node(paths.HEALER, document)
-        self._healer_session = session if is_claimed else 0
-        self._published = None
-
-    def release_healer(self) -> None:
-        """Delete ``/healer``, so that the leader heals; that of another session stays."""
-        state = self.cluster.state
-        if state.owned(paths.HEALER):
-            state.delete_node(paths.HEALER)
-            self._healer_session = 0
-            self._published = None
-
-    def publish_alarm(self, alarm: str | None) -> None:
-        """Write the reason of a pause of healing into ``/healer``; ``status`` reads it.
-
-        ``None`` removes it. No write if it is there already, or if another session has the node.
-        """
-        if alarm == self._published or not self.cluster.state.owned(paths.HEALER):
-            return
-        document: dict[str, Any] = dict(self._healer_document)
-        if alarm is not None:
-            document["alarm"] = alarm
-        self.cluster.state.set_data(paths.HEALER, json.dumps(document).encode())
-        self._published = alarm
-
-    def wait(self, seconds: float) -> None:
-        """Sleep until the cluster changes, at most ``seconds``.
-
-        After a change it sleeps on until the shortest pause since the last poll has passed, so
-        that changes that follow each other are seen together.
-        """
-        self._changed.wait(max(0.0, seconds))
-        next_poll_secs = self._polled_at + _BETWEEN_POLLS_SECS - time.monotonic()
-        time.sleep(max(0.0, min(seconds, next_poll_secs)))
-
-
-_idle_watches: OrderedDict[str, _Watch] = OrderedDict()
-"""The cluster's conf of ZooKeeper -> its watch between two ticks, oldest use first."""
-
-
-@contextmanager
-def _open_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
-    """A watch of that cluster, which is kept for the next tick; ``/healer`` is not.
-
-    It keeps its session and its reads; after an error in the block its session is closed.
-    :class:`Unavailable` if ZooKeeper is unreachable or the root does not exist.
-    """
-    storm_conf = {name: conf[name] for name in sorted(conf) if name.startswith("storm.")}
-    key = json.dumps(storm_conf, default=str)
-    watch = _idle_watches.pop(key, None) or _Watch(StormClusterState.open(conf))
-    try:
-        yield watch
-        watch.release_healer()
-    except BaseException:
-        watch.cluster.disconnect()
-        raise
-    # Two ticks at once (a code reload in progress) had one watch each: the later one is kept.
-    other_watch = _idle_watches.pop(key, None)
-    _idle_watches[key] = watch
-    if other_watch is not None:
-        other_watch.cluster.disconnect()
-    while len(_idle_watches) > _MAX_IDLE_WATCHES:
-        _, oldest = _idle_watches.popitem(last=False)
-        oldest.cluster.disconnect()
 
 
 def unfinished_topologies(
@@ -268,8 +124,11 @@ def _cause_documents(run: dg.DagsterRun, names: DagsterNames) -> Iterable[Any]:
     return config.get("causes") or ()
 
 
-def poll_summary(view: ClusterView, liveness: LivenessResult) -> str:
-    """Summary of one poll of the cluster, for the tick's history."""
+def poll_summary(view: ClusterView, liveness: LivenessResult, paused: str | None = None) -> str:
+    """Summary of one poll of the cluster, for the tick's history.
+
+    ``paused`` is the sentence about a pause by operators.
+    """
     workers = sum(len(topology.live_workers) for topology in view.topologies.values())
     text = (
         f"{workers} workers of {len(view.topologies)} topologies live on "
@@ -283,7 +142,10 @@ def poll_summary(view: ClusterView, liveness: LivenessResult) -> str:
     if liveness.waiting:
         text += f"; {'; '.join(liveness.waiting[:5])}"
     if liveness.frozen:
-        return f"healing pauses: {liveness.frozen}; {text}"
+        text = f"healing pauses: {liveness.frozen}; {text}"
+    if paused:
+        waiting = waiting_text([cause.describe() for cause in liveness.causes])
+        text = "; ".join(part for part in (paused, waiting, text) if part)
     return text
 
 
@@ -306,6 +168,8 @@ class _PollResult:
     """Reasons for the requests, in words."""
     stuck: str | None
     """Id of a requested run that does not start; until it starts, the leader heals."""
+    paused: str | None
+    """Sentence about a pause by operators."""
 
 
 class _Tick:
@@ -339,12 +203,16 @@ class _Tick:
         """Recoveries of all polls of the tick, to observe."""
         self.former_alarm: str | None = None
         """The alarm at the end of the former tick; ``memory.alarm`` is the current one."""
+        self.was_paused = False
+        """True if operators had paused healing at the end of the former tick."""
+        self.paused: str | None = None
+        """Sentence about a pause by operators, of the last poll."""
         self.text = "the cluster was not seen"
         """Summary of the last poll."""
         self.causes: list[str] = []
         """Reasons for the requests, in words."""
 
-    def run(self, watch: _Watch, deadline: float) -> list[dg.RunRequest]:
+    def run(self, watch: SensorWatch, deadline: float) -> list[dg.RunRequest]:
         """Poll until a reassignment is due; the requests of its runs.
 
         Empty if an alarm begins or ends, or at ``deadline`` of the monotonic clock. The fields have
@@ -352,6 +220,7 @@ class _Tick:
         """
         self.memory = self.cursor.load(watch.cluster)
         self.former_alarm = self.memory.alarm
+        self.was_paused = self.memory.paused
         self.is_loaded = True
         while True:
             result = self.poll(watch)
@@ -365,6 +234,7 @@ class _Tick:
             self.restarted.extend(result.restarted)
             self.recovered.extend(result.recovered)
             self.text = result.text
+            self.paused = result.paused
             self.causes = result.causes
             if result.stuck is None:
                 watch.hold_healer()
@@ -372,14 +242,15 @@ class _Tick:
                 watch.release_healer()
             watch.publish_alarm(result.memory.alarm)
             remaining_secs = deadline - time.monotonic()
-            # An alarm, and its end, end the tick, so that they are shown at once.
+            # An alarm or a pause, and its end, end the tick, so that they are shown at once.
             is_alarm_changed = (result.memory.alarm is None) != (self.former_alarm is None)
-            if result.requests or remaining_secs <= 0 or is_alarm_changed:
+            is_pause_changed = result.memory.paused != self.was_paused
+            if result.requests or remaining_secs <= 0 or is_alarm_changed or is_pause_changed:
                 return result.requests
             check_secs = result.next_check - boot_clock()
             watch.wait(min(remaining_secs, _POLL_EVERY_SECS, check_secs))
 
-    def poll(self, watch: _Watch) -> _PollResult:
+    def poll(self, watch: SensorWatch) -> _PollResult:
         """Decide by the cluster's current state; after an outage every limit restarts."""
         view = watch.poll()
         self.epoch = view.epoch
@@ -414,7 +285,7 @@ class _Tick:
             recovered = []
             recovering = {}
         next_check = now + 60 if step.next_check is None else step.next_check
-        text = poll_summary(view, step.observation)
+        text = poll_summary(view, step.observation, step.paused)
         if step.waiting:
             names = ", ".join(step.waiting[:5])
             text += f"; no plan would change {len(step.waiting)} topologies that wait: {names}"
@@ -437,6 +308,7 @@ class _Tick:
             text=text,
             causes=[attempt.cause.describe() for attempt in due],
             stuck=stuck,
+            paused=step.paused,
         )
 
 
@@ -444,6 +316,7 @@ def build_heartbeat_sensor(
     names: DagsterNames | None = None,
     *,
     tick_secs: float = _TICK_SECS,
+    interval_secs: int = 1,
     name: str = "heartbeat_sensor",
     job: Any = None,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
@@ -454,16 +327,18 @@ def build_heartbeat_sensor(
     topology whose reassignment it plans.
 
     ``names`` are those of the cluster, as for :func:`build_storm_resources`. ``tick_secs`` limits a
-    tick (at most 55: :class:`InvalidRequest`). The sensor launches ``job``, by default the job
-    ``reassign_topologies``. Used alone, it needs ``build_reassign_job()``, whose resources are
-    ``storm_zookeeper``, ``storm_blobstore`` and ``storm_spark``; :func:`build_storm_resources`
-    makes them.
+    tick (at most 55: :class:`InvalidRequest`), ``interval_secs`` is the least time from the start
+    of one to the next; the leader heals what waits too long for it. The sensor launches ``job``, by
+    default the job ``reassign_topologies``. Used alone, it needs ``build_reassign_job()``, whose
+    resources are ``storm_zookeeper``, ``storm_blobstore`` and ``storm_spark``;
+    :func:`build_storm_resources` makes them.
     """
     names = names or DagsterNames()
     if not 0 <= tick_secs <= _MAX_TICK_SECS:
         raise InvalidRequest(
             f"tick_secs={tick_secs:g}: choose 0 to {_MAX_TICK_SECS:g}, Dagster ends ticks at 60"
         )
+    check_interval(interval_secs)
 
     def heartbeat_sensor(
         context: dg.SensorEvaluationContext,
@@ -485,12 +360,13 @@ def build_heartbeat_sensor(
                 ops = OperationsContext(cluster, blobs, conf, planner=plan_placement)
                 return load_runnable(ops, topology)
 
-        limits = LivenessLimits.from_conf(zookeeper.conf().values)
+        conf = zookeeper.conf().values
+        limits = LivenessLimits.from_conf(conf)
         tick = _Tick(name, context, limits, names, load)
         requests: list[dg.RunRequest] = []
         lost: str | None = None
         try:
-            with _open_watch(zookeeper.conf().values) as watch:
+            with open_watch(conf, tick_secs=secs, interval_secs=interval_secs) as watch:
                 requests = tick.run(watch, deadline)
                 tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
         except Unavailable as error:
@@ -514,6 +390,8 @@ def build_heartbeat_sensor(
         if (alarm is None) != (tick.former_alarm is None):
             # An alarm began or ended.
             events.append(alarm_observation(alarm, zookeeper.asset_key(SUPERVISORS)))
+        if tick.memory.paused != tick.was_paused:
+            events.append(pause_observation(tick.paused, zookeeper.asset_key(SUPERVISORS)))
         text = f"{lost}; before: {tick.text}" if lost else tick.text
         # The code server's process lives long, and would grow by the unused pages of its ticks.
         return_free_memory()
@@ -529,9 +407,9 @@ def build_heartbeat_sensor(
         name=names.name(name),
         job=job,
         job_name=None if job is not None else names.name(REASSIGN_JOB),
-        minimum_interval_seconds=1,
+        minimum_interval_seconds=interval_secs,
         default_status=default_status,
         description="Watches workers, supervisors and heartbeats; requests a reassignment of dead "
-        "tasks. Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer during that "
-        "time.",
+        "tasks. Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer until the next "
+        "tick is overdue by 10 seconds.",
     )(bind(heartbeat_sensor, names))

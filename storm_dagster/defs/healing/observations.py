@@ -60,6 +60,17 @@ def recovery_observations(
     return observations
 
 
+def pause_observation(pause: str | None, key: dg.AssetKey) -> dg.AssetObservation:
+    """Observation of the supervisors: operators have paused healing, or it continues.
+
+    ``pause`` is the sentence about the pause; ``None`` at its end.
+    """
+    words = pause or "the pause of healing is over"
+    return dg.AssetObservation(
+        asset_key=key, description=words, metadata={"healing_pause": pause or "none"}
+    )
+
+
 def alarm_observation(alarm: str | None, key: dg.AssetKey) -> dg.AssetObservation:
     """Observation of the supervisors: healing pauses, or continues."""
     words = f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on"

@@ -89,10 +89,14 @@ def reassign_topologies(
     The run fails if the reassignment of a topology failed, after the others were made.
     """
     with operations(context, handles) as ops:
-        causes = [Cause.from_json(document) for document in config.causes] or _causes_now(ops)
+        causes = [Cause.from_json(document) for document in config.causes]
+        # Without causes an operator has launched the run: a pause is for what is automatic.
+        is_by_hand = not causes
+        if is_by_hand:
+            causes = _causes_now(ops)
         for cause in causes:
             context.log.info(cause.describe())
-        reports = reassign(ops, causes)
+        reports = reassign(ops, causes, despite_pause=is_by_hand)
         for report in reports:
             context.log.info(f"{report.topology_id}: {report.status}, {report.moved} tasks moved")
             if report.status == "assigned":

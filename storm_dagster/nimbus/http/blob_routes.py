@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -151,7 +151,9 @@ async def receive_file(
             )
         yield path, digest.hexdigest()
     finally:
-        path.unlink(missing_ok=True)
+        # A read-only disk refuses even the removal of a file that does not exist.
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _too_large(max_bytes: int) -> InvalidRequest:

@@ -110,9 +110,14 @@ class _ClusterMetrics(Collector):
             )
         try:
             view = self._reader.view()
+            healing = self._reader.healing()
         except StormDagsterError:
             return
         yield _gauge("storm_nimbus_epoch", "Leadership epoch of the cluster", view.epoch)
+        is_armed = healing["by"] == "sensor"
+        yield _gauge("storm_healing_sensor_armed", "1 while a sensor of Dagster heals", is_armed)
+        pause = healing["pause"]
+        yield _gauge("storm_healing_paused", "1 while operators have paused healing", bool(pause))
         statuses = sorted(Tally((part.base.status,) for part in view.topologies.values()).items())
         yield _gauges("storm_topologies", "Topologies by status", "status", dict(statuses))
         yield _gauge("storm_supervisors", "Live supervisors", len(view.supervisors))

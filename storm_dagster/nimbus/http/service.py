@@ -11,6 +11,7 @@ from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.nimbus.http.access_token_routes import AccessTokenRoutes
 from storm_dagster.nimbus.http.blob_routes import BlobRoutes
 from storm_dagster.nimbus.http.event_routes import EventRoutes
+from storm_dagster.nimbus.http.healing_routes import HealingRoutes
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.pages.routes import page_routes
 from storm_dagster.nimbus.http.storm.actions import TopologyActions
@@ -64,6 +65,7 @@ def add_routes(
     """
     api.add(BlobRoutes(nimbus))
     api.add(AccessTokenRoutes(nimbus))
+    api.add(HealingRoutes(nimbus, reader))
     # Before the verbs of topologies: ``events`` is not one of them.
     api.add(EventRoutes(nimbus))
     api.add(TopologyRoutes(nimbus, reader, submissions, lifecycle, metrics))

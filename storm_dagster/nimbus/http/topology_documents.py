@@ -60,6 +60,8 @@ class ListDocument(BaseModel, extra="forbid"):
     """All topologies."""
 
     topologies: list[ListRow]
+    healing_pause: str = absent_field()
+    """Sentence about a pause of healing; absent without one."""
 
 
 class ShowWorker(BaseModel):
@@ -191,6 +193,7 @@ class ShowDocument(BaseModel):
     components: dict[str, ShowComponent]
     errors: list[ShowError]
     events: EventLogDocument | None
+    healing_pause: str = absent_field()
 
 
 class StateEntry(BaseModel, extra="ignore"):
@@ -277,7 +280,30 @@ class ClusterSupervisor(BaseModel):
     uptime_secs: Natural
     version: str
     blacklisted: bool
+    withdrawn: str | None
+    """Reason why it offers fewer slots than it has; null if it offers all."""
     http: str | None
+
+
+class HealingPauseDocument(BaseModel, extra="forbid"):
+    """Pause of healing by operators."""
+
+    since_ms: int
+    until_ms: int
+    user: str | None
+    text: str
+    waiting: list[str]
+    """Causes that wait for its end, 20 at most."""
+    waiting_causes: Natural
+    """Number of all causes that wait."""
+
+
+class HealingDocument(BaseModel, extra="forbid"):
+    """Who heals, and the pause by operators."""
+
+    by: Literal["sensor", "leader"]
+    """Dagster's sensor, or the leader because no sensor is armed."""
+    pause: HealingPauseDocument | None
 
 
 class ClusterDocument(BaseModel):
@@ -289,6 +315,7 @@ class ClusterDocument(BaseModel):
 
     cluster_id: str
     healer: bool
+    healing: HealingDocument
     corrupt: dict[str, str]
     events: dict[str, EventLogDocument]
     nimbuses: list[ClusterNimbus]

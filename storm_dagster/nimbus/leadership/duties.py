@@ -16,6 +16,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from storm_dagster.core.liveness.causes import Cause, LivenessMemory
+from storm_dagster.core.liveness.pause import SeenPause, is_due, see_pause
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.host.clock import boot_clock, boot_id
@@ -25,6 +26,7 @@ from storm_dagster.model.errors import Fenced, NotAlive, StormDagsterError, Unav
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live import cleaner, healing, lifecycle
+from storm_dagster.operations.live.healing_pause import resume_healing
 from storm_dagster.operations.live.outlook import ReassignmentOutlook
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.upgrade import advance_upgrades
@@ -32,6 +34,12 @@ from storm_dagster.zk.gray_upgrades import upgrades_under_way
 
 _log = logging.getLogger(__name__)
 
+MAX_BACKSTOP_SECS = 20.0
+"""Longest time that the leader gives a sensor or a run.
+
+With it a lost host is healed within its session and 30 s, whatever Dagster does. A conf of an
+earlier release may name more (``docs/decisions.md#healing-sensor``).
+"""
 _TICK_SECS = 1.0
 """Pause between two rounds of duties."""
 _DUE_GRACE_SECS = 10.0
@@ -55,7 +63,8 @@ class LeaderRounds(ABC):
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._backstop_secs = float(nimbus.conf["nimbus.monitor.backstop.secs"])
+        configured_secs = float(nimbus.conf["nimbus.monitor.backstop.secs"])
+        self._backstop_secs = min(configured_secs, MAX_BACKSTOP_SECS)
         """Seconds that the leader gives a sensor before it heals, or a run before it takes over."""
         self._boot_id = boot_id()
         """Boot of this machine, for which the times in memory hold."""
@@ -318,13 +327,33 @@ class LeaderHealing(LeaderRounds):
         self._next_poll = 0.0
         """Boot clock of the next poll while a sensor is armed."""
         self._nimbus.alarm = None
+        self._nimbus.paused_causes = ()
+        self._pause: SeenPause | None = None
+        """Pause by operators that the last round saw."""
 
     def _cut_off(self) -> None:
         # The time without ZooKeeper must not count as silence of workers.
         self._healing = replace(self._healing, polled_at=UNSET)
 
     def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
-        return (self._heal,)
+        return (self._end_pause, self._heal)
+
+    def _end_pause(self, ctx: OperationsContext) -> None:
+        """End a pause by operators whose time has passed."""
+        if not self._nimbus.cached.exists(paths.HEALING_PAUSE):
+            self._pause = None
+            return
+        pause = ctx.cluster.healing_pause()
+        now = boot_clock()
+        self._pause = see_pause(pause, self._pause, now)
+        if pause is None or self._pause is None:
+            return
+        if not is_due(pause, self._pause, now, ctx.now_secs() * 1000):
+            return
+        if resume_healing(ctx, until_ms=pause.until_ms):
+            _log.warning("the pause of healing is over: healing continues")
+            # Healing must not wait for the next poll.
+            self._next_poll = 0.0
 
     def _heal(self, ctx: OperationsContext) -> None:
         """Poll for dead tasks, and reassign those that no sensor or run heals in time.
@@ -359,6 +388,13 @@ class LeaderHealing(LeaderRounds):
             if alarm:
                 _log.error("%s", alarm)
         self._healing = step.memory
+        self._nimbus.paused_causes = ()
+        if step.paused:
+            causes = step.observation.causes
+            self._nimbus.paused_causes = tuple(cause.describe() for cause in causes)
+        if step.next_check is not None:
+            # The patience for a cause may end before the next poll.
+            self._next_poll = min(self._next_poll, step.next_check)
         if step.attempts:
             causes = [attempt.cause for attempt in step.attempts]
             results = healing.reassign(ctx, causes)

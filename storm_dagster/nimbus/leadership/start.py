@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
-from storm_dagster.host.files import write_atomically
+from storm_dagster.host.files import write_atomically, write_if_possible
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore
@@ -206,6 +207,8 @@ def open_cluster(conf: ClusterConf, folder: Path, blobs: BaseStore) -> StormClus
     is_new = remembered is None and not blobs.keys()
     cluster = StormClusterState.open(conf, create_root=is_new, cluster_id=remembered)
     if remembered is None:
-        write_atomically(path, cluster.cluster_id() + "\n", sync=True)
+        text = cluster.cluster_id() + "\n"
+        store = partial(write_atomically, path, text, sync=True)
+        write_if_possible(store, f"{path} is missing, so that another cluster would not be refused")
         _log.info("this nimbus belongs to cluster %s from now on", cluster.cluster_id())
     return cluster

@@ -1,10 +1,16 @@
 """Rows of nimbuses and supervisors in the document of the cluster."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from storm_dagster.core.authorization import LIMITED_USER
+from storm_dagster.core.liveness.pause import pause_text
 from storm_dagster.core.snapshot.cluster import SupervisorSnapshot
+from storm_dagster.model.healing_pause import HealingPause
+
+_MAX_WAITING = 20
+"""Causes that the document of a pause of healing names."""
 
 
 def supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
@@ -18,7 +24,30 @@ def supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
         "version": info.version,
         "http": info.http,
         "blacklisted": supervisor.blacklisted,
+        "withdrawn": info.withdrawn or None,
     }
+
+
+def healing_document(
+    pause: HealingPause | None, waiting: Sequence[str], is_armed: bool
+) -> dict[str, Any]:
+    """Who heals, and the pause by operators with the causes that wait for its end.
+
+    ``is_armed``: a sensor of Dagster is. A user of single topologies sees no causes, because they
+    name topologies of others.
+    """
+    document: dict[str, Any] = {"by": "sensor" if is_armed else "leader", "pause": None}
+    if pause is not None:
+        shown = () if LIMITED_USER.get() else waiting
+        document["pause"] = {
+            "since_ms": pause.since_ms,
+            "until_ms": pause.until_ms,
+            "user": pause.user or None,
+            "text": pause_text(pause),
+            "waiting": list(shown[:_MAX_WAITING]),
+            "waiting_causes": len(waiting),
+        }
+    return document
 
 
 def nimbus_row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import httpx
 
 from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.diagnosis import diagnose
+from storm_dagster.core.liveness.pause import pause_text
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.snapshot.cluster import supervisors_of
 from storm_dagster.core.snapshot.topology import TopologySnapshot, snapshot_topology
@@ -24,7 +25,7 @@ from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuery
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.cluster_rows import nimbus_row, supervisor_row
+from storm_dagster.nimbus.requests.cluster_rows import healing_document, nimbus_row, supervisor_row
 from storm_dagster.nimbus.requests.event_pulls import users_of_events
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.starting import StartingTopologies
@@ -139,7 +140,7 @@ class ClusterReader:
         degraded = {id_of_blob_key(key) for key in self._nimbus.status.snapshot.lacking}
         for row in document["topologies"]:
             row["degraded"] = row["id"] in degraded
-        return document
+        return {**document, **_healing_pause(self.view())}
 
     def list_operations(self) -> dict[str, Any]:
         """Operations under way, oldest first; at most 0.2 s old."""
@@ -196,6 +197,7 @@ class ClusterReader:
             "operations": self.operations(topology.base.name),
             "events": self._nimbus.cluster.event_log_document(topology.base.name),
             **self._upgrade_of(topology),
+            **_healing_pause(view),
         }
 
     def state(
@@ -411,12 +413,23 @@ class ClusterReader:
             "supervisors": [supervisor_row(supervisor) for supervisor in supervisors],
             "healer": healer is not None,
             "alarm": _alarm_of(healer) or self._nimbus.alarm,
+            "healing": self.healing(healer is not None),
             "corrupt": dict(view.corrupt),
             "events": {
                 name: summary.to_document()
                 for name, summary in self._nimbus.cluster.event_logs().items()
             },
         }
+
+    def healing(self, is_armed: bool | None = None) -> dict[str, Any]:
+        """Who heals, and the pause by operators.
+
+        ``is_armed``: ``/healer`` exists; ``None`` if the caller does not know.
+        """
+        if is_armed is None:
+            is_armed = self._nimbus.cluster.state.exists(paths.HEALER)
+        pause = self.view().healing_pause
+        return healing_document(pause, self._nimbus.paused_causes, is_armed)
 
     def health(self) -> dict[str, Any]:
         """``/healthz``; it makes no requests, so that it responds also without ZooKeeper."""
@@ -517,6 +530,12 @@ class ClusterReader:
 
     def _stats_of(self, topology: TopologyView) -> Mapping[str, Any] | None:
         return self._stats.get(topology.id, lambda: self._masters.ask(topology))
+
+
+def _healing_pause(view: ClusterView) -> dict[str, str]:
+    """``{"healing_pause": TEXT}`` while operators have paused healing, else empty."""
+    pause = view.healing_pause
+    return {} if pause is None else {"healing_pause": pause_text(pause)}
 
 
 def _alarm_of(healer: bytes | None) -> str | None:

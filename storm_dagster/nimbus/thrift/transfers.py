@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -63,7 +63,9 @@ class Upload:
     def discard(self) -> None:
         """End the upload and remove its file, if it is still there; repeatable."""
         self.ended: bool = True
-        self.path.unlink(missing_ok=True)
+        # A read-only disk refuses even the removal of a file that does not exist.
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
 
 class UploadSessions:

@@ -17,6 +17,7 @@ from storm_dagster.core.reassignment import (
 from storm_dagster.core.scheduling.obstacles import closed_hosts
 from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
+from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement
 from storm_dagster.model.records import Assignment
@@ -35,18 +36,23 @@ from storm_dagster.operations.transactions import (
 from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
 REASSIGN = operation("reassign", "reassign", "store.placement.json")
+_PAUSE_GRACE_MS = 60_000
+"""Time that a leader has to end a pause that is over."""
 HEALING = "healed"
 """Action of a reassignment in the history of an assignment."""
 
 
-def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignResult]:
+def reassign(
+    ctx: OperationsContext, causes: Iterable[Cause], *, despite_pause: bool = False
+) -> list[ReassignResult]:
     """Reassign the tasks of the causes.
 
     One result and one transaction per topology, in topology id order; empty without causes. A cause
     of an older assignment is ``void``, and so is one whose worker came back. An unchanged placement
     is not written. Each topology fails alone (``failed``, with the reason); only :class:`Fenced`
     ends the whole call. PySpark plans; if it is unreachable the local planner does, and the result
-    names it.
+    names it. While operators have paused healing each topology is ``paused``, unless an operator
+    asks (``despite_pause``).
     """
     by_topology = multimap((cause.topology_id, cause) for cause in causes)
     if not by_topology:
@@ -55,7 +61,7 @@ def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignRe
     reports: list[ReassignResult] = []
     for topology_id, own_causes in sorted(by_topology.items()):
         try:
-            reports.append(_reassign_topology(ctx, epoch, topology_id, own_causes))
+            reports.append(_reassign_topology(ctx, epoch, topology_id, own_causes, despite_pause))
         except Fenced:
             raise
         except StormDagsterError as error:
@@ -80,8 +86,20 @@ def plan_or_fall_back(
         return ctx.fallback(batch), error.message
 
 
+def _is_in_force(ctx: OperationsContext, pause: HealingPause | None) -> bool:
+    """True for a pause by operators that is not over for a minute.
+
+    The clock is that of this machine, because without a leader no other process ends a pause.
+    """
+    return pause is not None and ctx.now_secs() * 1000 < pause.until_ms + _PAUSE_GRACE_MS
+
+
 def _reassign_topology(
-    ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]
+    ctx: OperationsContext,
+    epoch: int,
+    topology_id: str,
+    causes: list[Cause],
+    despite_pause: bool,
 ) -> ReassignResult:
     """Reassign the tasks of those of the causes that still hold.
 
@@ -91,15 +109,19 @@ def _reassign_topology(
     # Report of the newest attempt whose reply was lost, and the newest placement, if any.
     committed: list[ReassignResult] = []
     planned: list[PlacementResult] = []
+    keys = tuple(cause.key for cause in causes)
+    if not despite_pause and _is_in_force(ctx, ctx.cluster.healing_pause()):
+        return ReassignResult(topology_id, causes[0].name, "paused", keys)
     # Before the placement, so that the reassigned tasks run the former code.
     roll_back_if_upgraded(ctx, topology_id, causes)
 
     def attempt(view: ClusterView) -> ReassignResult:
         """Plan on this view, and commit the placement if it differs from the current one."""
         topology = view.topologies.get(topology_id)
-        keys = tuple(cause.key for cause in causes)
         if topology is None or topology.base.status not in HEALED:
             return ReassignResult(topology_id, causes[0].name, "gone", keys)
+        if not despite_pause and not committed and _is_in_force(ctx, view.healing_pause):
+            return ReassignResult(topology_id, causes[0].name, "paused", keys)
         name = topology.base.name
         true_causes = causes_still_true(view, topology, causes)
         if not true_causes or topology.tasks is None or topology.assignment is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from storm_dagster.core.dataplane.window_state import WAITS_METRIC
 from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.pause import pause_text
 from storm_dagster.core.reassignment import Runnable, current_topology, monitor_batch
 from storm_dagster.core.scheduling.explain import choice_of
 from storm_dagster.core.scheduling.obstacles import closed_hosts
@@ -45,7 +46,7 @@ def explain_document(
     others in ``waiting`` with the slot that they would get. A task that ``stored`` has in another
     slot has no stored reason. ``components`` and ``slots`` map each task; ``fused`` maps bolts to
     the spout whose query runs them; ``choice`` compares the worker of ``task`` with its
-    alternatives.
+    alternatives. ``healing`` is there while operators have paused healing.
     """
     document = dict(stored)
     if topology.tasks is None:
@@ -70,6 +71,8 @@ def explain_document(
     unassigned, waiting = _slot_outlook(view, topology, runnable, lost)
     document["unassigned"] = unassigned
     document["waiting"] = waiting
+    if view.healing_pause is not None:
+        document["healing"] = pause_text(view.healing_pause)
     if task is not None:
         document["choice"] = None
         if placement is not None and task not in moved:
@@ -140,10 +143,16 @@ def problems(
     if waiting:
         tasks = [int(task) for task in waiting]
         slots = ", ".join(sorted(set(waiting.values())))
-        sentences.append(
-            f"{_describe_tasks(tasks, components)} lost their worker and are about to be moved to "
-            f"{slots}: wait, or see heartbeat_sensor in Dagster when they do not come back"
+        lost = (
+            f"{_describe_tasks(tasks, components)} lost their worker and are about to be moved to"
         )
+        if view.healing_pause is not None:
+            sentences.append(f"{lost} {slots}, but {pause_text(view.healing_pause)}")
+        else:
+            sentences.append(
+                f"{lost} {slots}: wait, or see heartbeat_sensor in Dagster when they do not come "
+                "back"
+            )
     return sentences
 
 

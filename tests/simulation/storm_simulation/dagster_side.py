@@ -18,7 +18,7 @@ from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import DueMemory
-from storm_dagster.defs.healing import heartbeat_sensor
+from storm_dagster.defs.healing import heartbeat_sensor, sensor_watch
 from storm_dagster.defs.healing.memory import REASSIGN_OP, HealingCursor
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import DagsterNames
@@ -143,7 +143,7 @@ class SimulatedDagster:
             return
         # What its process remembers.
         HealingCursor._recent.clear()
-        heartbeat_sensor._idle_watches.clear()
+        sensor_watch._idle_watches.clear()
         self.process = self.cluster.process("dagster", self.host)
         self.process.spawn(self._heal, "heartbeat_sensor")
         self.process.spawn(self._finish, "lifecycle_sensor")
@@ -162,7 +162,7 @@ class SimulatedDagster:
             )
             requests: list[dg.RunRequest] = []
             try:
-                with heartbeat_sensor._open_watch(conf) as watch:
+                with sensor_watch.open_watch(conf, tick_secs=_TICK_SECS, interval_secs=1) as watch:
                     requests = tick.run(watch, kernel.boot() + _TICK_SECS)
                     tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
             except Unavailable:

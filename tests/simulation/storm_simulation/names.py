@@ -36,6 +36,7 @@ MODULES = (
     "storm_dagster.operations.upgrade",
     "storm_dagster.client.blobs",
     "storm_dagster.defs.healing.heartbeat_sensor",
+    "storm_dagster.defs.healing.sensor_watch",
     "storm_dagster.core.invariants",
 )
 

@@ -80,8 +80,16 @@ class PageFacts:
         return {
             "health": self._reader.health(),
             "dagster": self._nimbus.dagster.site,
+            "healing": self._healing(),
             "now": time.time(),
         }
+
+    def _healing(self) -> Mapping[str, Any] | None:
+        """Who heals, and the pause by operators; ``None`` without ZooKeeper."""
+        try:
+            return self._reader.healing()
+        except StormDagsterError:
+            return None
 
     def topologies(self, request: Request) -> dict[str, Any]:
         """The list of topologies, with numbers from the heartbeats of tasks.

@@ -360,6 +360,7 @@ def _handles() -> tuple[Any, Any]:
     reader = Handle(
         conf=lambda name: None,
         health=lambda: {"leader": True, "uptime_secs": 1, "missing": 0},
+        healing=lambda: {"by": "sensor", "pause": None},
         view=lambda: view,
         snapshots=lambda secs: [],
     )

@@ -450,6 +450,7 @@ class FixedCluster:
             read_upgrade=lambda topology_id: UpgradeState(),
             state=SimpleNamespace(
                 get_data=lambda path: None,
+                exists=lambda path: False,
                 find_children=lambda path, watch=False: [],
                 get_many=lambda paths: [],
             ),
@@ -493,6 +494,7 @@ class FixedCluster:
             uploads=(),
             unreported=(),
             alarm=None,
+            paused_causes=(),
             launches=Launches(),
             dagster=SimpleNamespace(site=None, run_url=lambda run: None, job_url=lambda job: None),
         )

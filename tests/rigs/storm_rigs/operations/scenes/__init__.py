@@ -46,6 +46,8 @@ SCENES: dict[str, list[tuple[Callable[[World], Scene], tuple[str, ...] | None]]]
     "reassign": [(placement.reassigning, None)],
     "clean": [(upkeep.cleaning, None)],
     "blacklist": [(upkeep.blacklisting, None)],
+    "pause_healing": [(upkeep.pausing, None)],
+    "resume_healing": [(upkeep.resuming, None)],
     "log_levels": [(upkeep.leveling, None)],
     "record_tokens": [(upkeep.recording_tokens, None)],
     "create_token": [(upkeep.creating_a_token, None)],

@@ -12,6 +12,7 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.access_tokens import create_token, record_tokens, revoke_token
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.cleaner import clean
+from storm_dagster.operations.live.healing_pause import pause_healing, resume_healing
 from storm_rigs.operations.acting import log_level
 from storm_rigs.operations.scenes.scene import Scene, gone
 from storm_rigs.stage.records import World
@@ -59,6 +60,55 @@ def blacklisting(world: World) -> Scene:
         begun=lambda: bool(world.cluster.load_view().blacklist),
         completed=lambda: listed("s2"),
         undone=lambda: listed(),
+    )
+
+
+def pausing(world: World) -> Scene:
+    """A pause of healing."""
+    world.submit("wc", "t")
+
+    def is_paused() -> bool:
+        return world.cluster.healing_pause() is not None
+
+    def completed() -> None:
+        assert is_paused()
+
+    def undone() -> None:
+        assert not is_paused()
+
+    return Scene(
+        world,
+        "storm_dagster.operations.live.healing_pause:pause_healing",
+        {"secs": 600},
+        again=lambda ctx: pause_healing(ctx, secs=600),
+        begun=is_paused,
+        completed=completed,
+        undone=undone,
+    )
+
+
+def resuming(world: World) -> Scene:
+    """The end of a pause of healing."""
+    world.submit("wc", "t")
+    pause_healing(world.context(), secs=600)
+
+    def is_paused() -> bool:
+        return world.cluster.healing_pause() is not None
+
+    def completed() -> None:
+        assert not is_paused()
+
+    def undone() -> None:
+        assert is_paused()
+
+    return Scene(
+        world,
+        "storm_dagster.operations.live.healing_pause:resume_healing",
+        {},
+        again=resume_healing,
+        begun=lambda: not is_paused(),
+        completed=completed,
+        undone=undone,
     )
 
 
