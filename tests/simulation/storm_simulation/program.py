@@ -50,6 +50,8 @@ class Plan:
     drift: float
     crashes: float
     """Share of the commands whose process ends at one of its steps."""
+    leader_changes: float
+    """Share of the commands at one of whose steps the leader changes."""
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -98,6 +100,7 @@ class Plan:
             preemption=rng.choice((0.0, 0.002, 0.02)),
             drift=rng.choice((0.0, 0.0, 0.003)),
             crashes=rng.choice((0.0, 0.2, 0.5)),
+            leader_changes=rng.choice((0.0, 0.0, 0.3)),
         )
 
 
@@ -155,6 +158,7 @@ def run_seed(
         result.virtual_secs = cluster.kernel.now
         result.faults = faults.counts
         result.faults["run killed at a step"] = cluster.crashed_at_steps
+        result.faults["leader changed at a step"] = cluster.leaders_changed_at_steps
         result.faults["preemption"] = cluster.kernel.preemptions
         result.faults["reply lost"] = cluster.links.lost_replies + cluster.web.lost_replies
         result.faults["message slow"] = cluster.links.slow_answers
@@ -261,4 +265,6 @@ def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
             if rng.random() < 0.7
             else rng.randint(max(1, last - 5), max(1, last))
         )
+    if rng.random() < plan.leader_changes:
+        options["leader_changes_at"] = rng.randint(1, max(6, cluster.steps_of.get(verb, 0)))
     cluster.command(verb, name, **options)
