@@ -232,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "the name is not looked at again before publishing",
         "I6|acknowledged",
-        (publishing, "_check_target", _always(None)),
+        (publishing, "check_target", _always(None)),
     ),
     _m(
         "a blob is acknowledged before it is copied",
