@@ -1,4 +1,7 @@
-"""Requests with a client token: their repetition when the leader changes, and their failed tries."""
+"""Repetition of requests by their client token, when the leader changes.
+
+The upload of a request that failed for good is removed here as well.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -82,8 +85,8 @@ def send_request(
 ) -> T:
     """Run ``attempt``, which sends a request that may bring the upload ``handle``.
 
-    With ``token`` it is repeated (:func:`repeat_by_token`). ``attempt`` gets the function to call if
-    the run of the request has failed. If the request fails for good, its upload is removed, with
+    With ``token`` it is repeated (:func:`repeat_by_token`). ``attempt`` gets the function to call
+    if the run of the request has failed. If the request fails for good, its upload is removed, with
     all that its run has staged. After another error a run may exist and use both.
     """
     has_run_failed = False

@@ -45,7 +45,8 @@ def submit_uploaded(
 
     ``fields`` are those of the request of a submission; those that are ``None`` are left out. A
     repeated call with the same ``token`` gives the same topology, and the request is repeated with
-    it if the leader changes (:mod:`storm_dagster.client.repeating`). ``timeout`` (seconds) bounds the wait from ``started``
+    it if the leader changes (:mod:`storm_dagster.client.repeating`). ``timeout`` (seconds) bounds
+    the wait from ``started``
     (``time.monotonic()``, by default now); ``on_document`` is that of :func:`wait_for_run`.
     """
     if started is None:

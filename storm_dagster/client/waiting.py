@@ -98,8 +98,8 @@ def wait_for_run(
     ``deadline`` is of the monotonic clock; :class:`RunContinues` when it passes.
     While Dagster does not respond, the run continues, and so does the wait: Dagster may be silent
     for the time that the launch of a run may take. ``on_document`` is called with each document of
-    the running run; its errors end the wait. ``on_failure`` is called before the error of a run that
-    has ended is raised.
+    the running run; its errors end the wait. ``on_failure`` is called before the error of a run
+    that has ended is raised.
     """
     reported: dict[str, str] = {}
     pauses = Backoff(0.1, 0.2, factor=_GROWTH)
@@ -214,8 +214,8 @@ def wait_for_status(
 ) -> dict[str, Any] | None:
     """Wait until ``done`` is true of a topology's document, and return the document.
 
-    The document is ``None`` if the topology is gone. :class:`RunContinues` at the deadline; it names
-    the awaited event by ``what``.
+    The document is ``None`` if the topology is gone. :class:`RunContinues` at the deadline; it
+    names the awaited event by ``what``.
     """
     pauses = Backoff(0.1, 1.0, factor=_GROWTH)
     while True:

@@ -1,5 +1,5 @@
-"""The leading nimbus is killed during each asset of a submission: the command ends with its topology,
-which exists once.
+"""The leading nimbus is killed during each asset of a submission: the command ends with its
+topology, which exists once.
 """
 
 from __future__ import annotations
