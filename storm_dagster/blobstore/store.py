@@ -135,6 +135,15 @@ class ReplicatedStore(BlobStore, Protocol):
         ...
 
 
+@runtime_checkable
+class EpochStore(BlobStore, Protocol):
+    """A store whose writes carry the epoch of the leader that they act for."""
+
+    def follow_epoch(self, epoch: int) -> None:
+        """Act for that epoch from now on."""
+        ...
+
+
 def put_by_hash(store: BlobStore, key: str, raw: bytes) -> BlobMeta:
     """Store ``raw`` under ``key``, by its hash if possible.
 

@@ -74,6 +74,14 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         client.min_replication = minimum or self.min_replication
         return client
 
+    def follow_epoch(self, epoch: int) -> None:
+        """Send that epoch with later writes, in place of a fixed one.
+
+        A client that sends none, or looks it up for each write, stays as it is.
+        """
+        if isinstance(self.epoch, int):
+            self.epoch = epoch
+
     def __exit__(self, *_: object) -> None:
         self.close()
 

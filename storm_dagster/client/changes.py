@@ -2,13 +2,14 @@
 
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from storm_dagster.client.http import NimbusClient
+from storm_dagster.client.repeating import drop_upload, send_request
 from storm_dagster.client.uploads import upload_target
 from storm_dagster.client.waiting import (
     Progress,
@@ -91,7 +92,9 @@ def change_topology(
     ``fields`` are those of the verb's request (:mod:`storm_dagster.model.verbs`). New code is that
     of TARGET with ``args``, ``conf`` and ``requirements``, as for a submission. Conf of earlier
     submissions that is not in ``conf`` is kept (``topology.update.keep.conf``). An error of new
-    code is raised as the error of its kind, and the old code continues to run. ``timeout``
+    code is raised as the error of its kind, and the old code continues to run. A verb that brings
+    code has a token, with which it is repeated if the leader changes
+    (:mod:`storm_dagster.client.repeating`); other verbs are continued by their run, or executed by the next leader. ``timeout``
     (seconds) bounds the wait after ``wait_secs``; ``dry_run`` only returns the changes that it
     would make.
     """
@@ -117,17 +120,38 @@ def change_topology(
                 progress=progress,
             )
             body["handle"] = uploaded.handle
-    # Not repeated after a broken connection: the change may have been made.
-    answer = nimbus.post(f"{path}/{verb}", body, repeat=False, launches=True)
-    topology: Mapping[str, Any] = {}
-    if request.dry_run:
-        if "handle" in body:
-            # Nothing uses the upload after a dry run.
-            nimbus.request("DELETE", f"/v1/uploads/{body['handle']}")
-    elif wait and not answer.get("cancelled"):
+    deadline = started + timeout + body.get("wait_secs", 0)
+    handle: str | None = body.get("handle")
+
+    def attempt(
+        on_failure: Callable[[], None],
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The response to the change, and the document of the topology after a wait."""
+        # Not repeated after a broken connection: the change may have been made.
+        answer = nimbus.post(f"{path}/{verb}", body, repeat=False, launches=True)
         # A cancelled submission has no topology to wait for.
-        deadline = started + timeout + body.get("wait_secs", 0)
-        topology = _wait_for_effect(nimbus, row, name, answer, deadline=deadline, progress=progress)
+        if request.dry_run or not wait or answer.get("cancelled"):
+            return answer, {}
+        topology = _wait_for_effect(
+            nimbus,
+            row,
+            name,
+            answer,
+            deadline=deadline,
+            progress=progress,
+            on_failure=on_failure,
+        )
+        return answer, topology
+
+    token = body["token"] if row.brings_code and not request.dry_run else None
+    try:
+        answer, topology = send_request(
+            nimbus, attempt, token=token, handle=handle, progress=progress
+        )
+    finally:
+        if request.dry_run and handle is not None:
+            # Nothing uses the upload after a dry run.
+            drop_upload(nimbus, handle)
     return Change(
         name=str(answer.get("name") or name),
         id=topology.get("id") or answer.get("id"),
@@ -154,6 +178,7 @@ def _wait_for_effect(
     *,
     deadline: float,
     progress: Progress | None,
+    on_failure: Callable[[], None],
 ) -> Mapping[str, Any]:
     """Wait for the run and the effect of an accepted change.
 
@@ -162,7 +187,13 @@ def _wait_for_effect(
     the error of the run, and :class:`Unavailable` at the deadline.
     """
     if answer.get("run_id"):
-        wait_for_run(nimbus, answer["run_id"], deadline=deadline, progress=progress)
+        wait_for_run(
+            nimbus,
+            answer["run_id"],
+            deadline=deadline,
+            progress=progress,
+            on_failure=on_failure,
+        )
     topology: Mapping[str, Any] | None = None
     if verb.until:
         # After a kill, another topology may have the name.

@@ -11,6 +11,7 @@ from typing import Any
 
 from storm_dagster.client.changes import Change
 from storm_dagster.client.http import NimbusClient
+from storm_dagster.client.repeating import send_request
 from storm_dagster.client.uploads import Uploaded, upload, upload_target
 from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_tasks
 from storm_dagster.host.endpoints import cluster_conf, home_dir
@@ -43,8 +44,9 @@ def submit_uploaded(
     """Submit an upload; with ``wait`` return when all tasks run.
 
     ``fields`` are those of the request of a submission; those that are ``None`` are left out. A
-    repeated call with the same ``token``
-    gives the same topology. ``timeout`` (seconds) bounds the wait from ``started``
+    repeated call with the same ``token`` gives the same topology, and the request is repeated with
+    it if the leader changes (:mod:`storm_dagster.client.repeating`). ``timeout`` (seconds) bounds
+    the wait from ``started``
     (``time.monotonic()``, by default now); ``on_document`` is that of :func:`wait_for_run`.
     """
     if started is None:
@@ -55,23 +57,35 @@ def submit_uploaded(
         "token": uuid.uuid4().hex,
     }
     body.update({field: value for field, value in fields.items() if value is not None})
-    answer = nimbus.post("/v1/submit", body, launches=True)
-    run_id = answer.get("run_id")
-    document: Mapping[str, Any] = {}
-    if wait:
-        deadline = started + timeout
+    token = str(body["token"])
+    deadline = started + timeout
+
+    def attempt(on_failure: Callable[[], None]) -> tuple[str | None, Mapping[str, Any]]:
+        """Run id, and the document of the topology after a wait."""
+        run_id = nimbus.post("/v1/submit", body, launches=True).get("run_id")
+        if not wait:
+            return run_id, {}
         if run_id:
             wait_for_run(
-                nimbus, run_id, deadline=deadline, progress=progress, on_document=on_document
+                nimbus,
+                run_id,
+                deadline=deadline,
+                progress=progress,
+                on_document=on_document,
+                on_failure=on_failure,
             )
-        document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
+        return run_id, wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
+
+    run_id, document = send_request(
+        nimbus, attempt, token=token, handle=uploaded.handle, progress=progress
+    )
     return Change(
         name=name,
         id=document.get("id"),
         status=document.get("status"),
         run_id=run_id,
         seconds=time.monotonic() - started,
-        token=str(answer.get("token") or body["token"]),
+        token=token,
         sent=uploaded.sent,
     )
 

@@ -30,6 +30,10 @@ _MAX_NAMED_TASKS = 8
 """Number of tasks that the error of a wait names."""
 
 
+class RunContinues(Unavailable):
+    """The wait for a run, or for its effect, ended before it; both continue."""
+
+
 def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
     """The typed error of a failed run, by its document.
 
@@ -69,7 +73,9 @@ class _DagsterSilence:
             self._since = now
             self._progress(_DAGSTER_STEP, "does not respond")
         if now >= min(deadline, self._since + self._max_secs):
-            raise Unavailable(f"run {self._run_id} may still go on, but {error.message}") from error
+            raise RunContinues(
+                f"run {self._run_id} may still go on, but {error.message}"
+            ) from error
 
     def end(self) -> None:
         """Record that Dagster responds."""
@@ -85,13 +91,15 @@ def wait_for_run(
     deadline: float,
     progress: Progress | None = None,
     on_document: Callable[[dict[str, Any]], None] = lambda _: None,
+    on_failure: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Wait for a run and return its document; raise the typed error of a failed run.
 
-    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run continues).
+    ``deadline`` is of the monotonic clock; :class:`RunContinues` when it passes.
     While Dagster does not respond, the run continues, and so does the wait: Dagster may be silent
     for the time that the launch of a run may take. ``on_document`` is called with each document of
-    the running run; its errors end the wait.
+    the running run; its errors end the wait. ``on_failure`` is called before the error of a run
+    that has ended is raised.
     """
     reported: dict[str, str] = {}
     pauses = Backoff(0.1, 0.2, factor=_GROWTH)
@@ -112,6 +120,7 @@ def wait_for_run(
                 progress(name, status)
         if document.get("finished"):
             if document.get("status") != "SUCCESS":
+                on_failure()
                 raise _run_error(run_id, document)
             return document
         on_document(document)
@@ -120,7 +129,7 @@ def wait_for_run(
             cause = ""
             if status == "QUEUED":
                 cause = " (the run queue is full: see concurrency.runs.max_concurrent_runs)"
-            raise Unavailable(
+            raise RunContinues(
                 f"run {run_id} is still {status}{cause}: it continues; see it in the Dagster UI "
                 f"({document.get('url') or 'no URL known'})"
             )
@@ -132,7 +141,7 @@ def wait_for_tasks(
 ) -> dict[str, Any]:
     """Wait until all tasks of a topology run, and return its document.
 
-    :class:`Unavailable` at the deadline; it names the tasks that do not run. :class:`NotAlive` if
+    :class:`RunContinues` at the deadline; it names the tasks that do not run. :class:`NotAlive` if
     the topology is gone.
     """
     pauses = Backoff(0.05, _TASKS_PAUSE_SECS, factor=_GROWTH)
@@ -153,7 +162,7 @@ def wait_for_tasks(
                 f"{task.get('id')} ({task.get('component')}, {task.get('status')})"
                 for task in stopped_tasks[:_MAX_NAMED_TASKS]
             ]
-            raise Unavailable(
+            raise RunContinues(
                 f"topology {name!r}: {running} of {len(tasks)} tasks run, waiting for "
                 f"{', '.join(titles)}{_newest_error(document)}: "
                 f"see `storm-dagster show {name}` and `storm-dagster logs {name}`"
@@ -205,8 +214,8 @@ def wait_for_status(
 ) -> dict[str, Any] | None:
     """Wait until ``done`` is true of a topology's document, and return the document.
 
-    The document is ``None`` if the topology is gone. :class:`Unavailable` at the deadline; it names
-    the awaited event by ``what``.
+    The document is ``None`` if the topology is gone. :class:`RunContinues` at the deadline; it
+    names the awaited event by ``what``.
     """
     pauses = Backoff(0.1, 1.0, factor=_GROWTH)
     while True:
@@ -215,7 +224,7 @@ def wait_for_status(
             return document
         if time.monotonic() >= deadline:
             status = document.get("status") if document else "gone"
-            raise Unavailable(
+            raise RunContinues(
                 f"topology {name!r} is {status}, waited for {what}: it continues; see "
                 "`storm-dagster list` later"
             )

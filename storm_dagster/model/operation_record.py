@@ -31,6 +31,10 @@ class TokenRecord(Record):
     """User of the request; empty in a cluster without authentication."""
     ended: bool = False
     """Its run ended without a published topology. A repetition with the token starts a new run."""
+    run: str = ""
+    """Id of the Dagster run that took it over when the leader changed; no other run may publish
+    it. Empty: the leader did not change.
+    """
     cancelled_by: str = ""
     """Verb that cancelled the submission, ``kill``; empty for any other record.
 

@@ -200,15 +200,31 @@ def check_name_free(
     """
     for topology in view.topologies.values():
         if topology.base.name == name and topology.id not in own:
-            raise AlreadyAlive(
-                f"topology {name!r} is alive already "
-                f"(id {topology.id}, {topology.base.status}): {remedy}"
-            )
+            raise _name_taken(topology, remedy)
     damage = damaged_topology(view, name)
     if damage is not None:
         raise AlreadyAlive(
             f"topology {name!r} exists already and is damaged ({damage}): remove it first"
         )
+
+
+def _name_taken(topology: TopologyView, remedy: str) -> AlreadyAlive:
+    """The error of a submission whose name this topology has.
+
+    ``remedy`` is for a topology that runs. A killed one cannot be updated, and needs no other kill:
+    its removal is due, which a kill without a delay brings forward.
+    """
+    name = topology.base.name
+    if topology.base.status != "KILLED":
+        return AlreadyAlive(
+            f"topology {name!r} is alive already "
+            f"(id {topology.id}, {topology.base.status}): {remedy}"
+        )
+    return AlreadyAlive(
+        f"topology {name!r} is KILLED and not removed yet (id {topology.id}): its removal is due "
+        f"{topology.base.delay_secs or 0} s after its kill; wait until then, or remove it now "
+        f"with `storm-dagster kill {name} -w 0`"
+    )
 
 
 def topology_by_name(view: ClusterView, name: str) -> TopologyView:

@@ -10,7 +10,7 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from storm_dagster.host.endpoints import ClusterFile, home_dir
+from storm_dagster.host.endpoints import ClusterFile, SparkEndpoint, home_dir
 from storm_dagster.host.futures import in_thread
 from storm_dagster.host.waiting import poll
 from storm_dagster.model.conf import mask_text
@@ -36,6 +36,8 @@ _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 """Environment variable with which pyspark's functions use Connect."""
 _START_SECS = 120.0
 """Time for a starting server to be ready; then a call fails if it is not."""
+_NOTICE_SECS = 1.0
+"""Time in which ``dev`` notices that its server is lost, and says that it starts again."""
 _STATUS = re.compile(r"status = StatusCode\.(\w+)")
 _DETAILS = re.compile(r'details = "([^"\n]+)')
 _OTHER_RELEASE = re.compile(
@@ -48,14 +50,30 @@ def await_start(remote: str, home: Path | None = None) -> None:
 
     After two minutes it returns, too. A server that no ``dev`` starts is not waited for.
     """
+    poll(lambda: not _is_starting(remote, home), timeout=_START_SECS, pause=0.2)
 
-    def is_not_starting() -> bool:
-        cluster = ClusterFile.read(home_dir(home))
-        if cluster is None or cluster.spark is None:
-            return True
-        return not cluster.spark.starting or cluster.spark.remote != remote
 
-    poll(is_not_starting, timeout=_START_SECS, pause=0.2)
+def is_starting_again(remote: str, home: Path | None = None) -> bool:
+    """True if the ``dev`` of ``home`` is starting the server at the URL, which was just lost.
+
+    ``dev`` has a second to notice the loss. False at once for a server that no ``dev`` starts.
+    """
+    if _dev_server(remote, home) is None:
+        return False
+    return bool(poll(lambda: _is_starting(remote, home), timeout=_NOTICE_SECS, pause=0.1))
+
+
+def _is_starting(remote: str, home: Path | None) -> bool:
+    server = _dev_server(remote, home)
+    return server is not None and server.starting
+
+
+def _dev_server(remote: str, home: Path | None) -> SparkEndpoint | None:
+    """The server at the URL in the file of the ``dev`` of ``home``; ``None`` for another server."""
+    cluster = ClusterFile.read(home_dir(home))
+    if cluster is None or cluster.spark is None or cluster.spark.remote != remote:
+        return None
+    return cluster.spark
 
 
 def ask_version(

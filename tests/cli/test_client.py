@@ -21,12 +21,15 @@ from storm_dagster.client import NimbusClient, upload, wait_for_run, wait_for_ta
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.client.changes import change_topology, drain_hosts
 from storm_dagster.client.leader import UnavailableAtLeader
+from storm_dagster.client.submission import submit_uploaded
+from storm_dagster.client.uploads import Uploaded
 from storm_dagster.core.dataplane.event_outbox import ReportResponse
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model.conf import seed_urls
 from storm_dagster.model.errors import (
     NOT_LEADING_HEADER,
     AlreadyAlive,
+    Fenced,
     InvalidRequest,
     StormDagsterError,
     Unavailable,
@@ -47,6 +50,8 @@ class Peer:
         self.leads = True
         self.status = "no leader"
         self.leader_http: str | None = None
+        self.epochs: list[int] = [1]
+        """Epoch of each further answer of its health; the last one stays."""
         self.archives: set[str] = set()
         self.asked: list[tuple[str, str]] = []
         self.marks_refusals = False
@@ -90,7 +95,13 @@ class Peer:
     ) -> tuple[int, Any]:
         if path == "/healthz":
             status = "ok" if self.leads else self.status
-            return 200, {"status": status, "leader": self.leads, "leader_http": self.leader_http}
+            epoch = self.epochs.pop(0) if len(self.epochs) > 1 else self.epochs[0]
+            return 200, {
+                "status": status,
+                "leader": self.leads,
+                "leader_http": self.leader_http,
+                "epoch": epoch,
+            }
         if self.scripted.get(path):
             answers = self.scripted[path]
             return answers.pop(0) if len(answers) > 1 else answers[0]
@@ -511,3 +522,106 @@ def test_a_kill_ends_with_its_topology_even_if_the_name_is_reused(
     with NimbusClient([peer.url]) as nimbus:
         killed = change_topology(nimbus, "wc", verb="kill", timeout=5.0)
     assert (killed.id, killed.status) == ("wc-1-100", "KILLED")
+
+
+# -- repetition by the client token ----------------------------------------------------------------
+
+UPLOADED = Uploaded("h-1", "wc", "0" * 64, 1, sent=False)
+
+
+def run_ended(kind: str, message: str) -> tuple[int, Any]:
+    error = {"type": kind, "message": message}
+    return 200, {"run_id": "r", "status": "FAILURE", "finished": True, "steps": [], "error": error}
+
+
+SUCCESS = (200, {"run_id": "r", "status": "SUCCESS", "finished": True, "steps": []})
+RUNS = (200, {"id": "wc-1-1", "status": "ACTIVE", "tasks": [{"id": 1, "status": "running"}]})
+
+
+def script(peer: Peer, *runs: tuple[int, Any]) -> None:
+    """Each try has the next of these runs."""
+    peer.scripted["/v1/submit"] = [(200, {"run_id": "r", "token": "t-1"})]
+    peer.scripted["/v1/topologies/wc/update"] = [(200, {"run_id": "r", "name": "wc"})]
+    peer.scripted["/v1/runs/r"] = list(runs)
+    peer.scripted["/v1/topologies/wc"] = [RUNS]
+    peer.scripted["/v1/uploads/h-1"] = [(200, {})]
+
+
+def send(nimbus: NimbusClient, verb: str) -> Any:
+    if verb == "submit":
+        return submit_uploaded(nimbus, UPLOADED, name="wc", token="t-1", timeout=20)
+    return change_topology(nimbus, "wc", verb="update", handle="h-1", token="t-1", timeout=20)
+
+
+POSTED = {"submit": ("POST", "/v1/submit"), "update": ("POST", "/v1/topologies/wc/update")}
+DROPPED = ("DELETE", "/v1/uploads/h-1")
+
+
+@pytest.mark.parametrize("verb", POSTED)
+def test_a_request_whose_leader_was_lost_is_repeated_with_its_token(
+    peers: list[Peer], verb: str
+) -> None:
+    peer = peers[0]
+    fenced = run_ended("Fenced", "the epoch is over")
+    script(peer, fenced, fenced, SUCCESS)
+    with NimbusClient([peer.url]) as nimbus:
+        assert send(nimbus, verb).status == "ACTIVE"
+        assert peer.asked.count(POSTED[verb]) == 3
+        assert DROPPED not in peer.asked
+        # The third try is the last one.
+        script(peer, fenced)
+        with pytest.raises(Fenced, match=r"the epoch is over; repeat .*--token t-1"):
+            send(nimbus, verb)
+    assert peer.asked.count(POSTED[verb]) == 6
+    assert peer.asked.count(DROPPED) == 1
+
+
+def test_a_run_that_was_lost_with_the_leader_is_repeated(peers: list[Peer]) -> None:
+    peer = peers[0]
+    lost = run_ended("Unavailable", "no nimbus leads")
+    script(peer, lost, SUCCESS)
+    # The search for the leader reads its health once, and each request for the epoch as well.
+    peer.epochs = [1, 1, 2]
+    with NimbusClient([peer.url]) as nimbus:
+        assert send(nimbus, "submit").status == "ACTIVE"
+        assert peer.asked.count(POSTED["submit"]) == 2
+        # Without a change of the leader the same error is final, as for too few slots.
+        script(peer, lost)
+        with pytest.raises(Unavailable, match=r"no nimbus leads; repeat .*--token t-1"):
+            send(nimbus, "submit")
+    assert peer.asked.count(POSTED["submit"]) == 3
+    assert peer.asked[-1] == DROPPED
+
+
+def test_what_is_final_is_not_repeated_and_removes_its_upload(peers: list[Peer]) -> None:
+    peer = peers[0]
+    script(peer, run_ended("AlreadyAlive", "another submission came first"))
+    with NimbusClient([peer.url]) as nimbus:
+        with pytest.raises(AlreadyAlive) as refused:
+            send(nimbus, "submit")
+        assert "--token" not in refused.value.message
+        assert peer.asked.count(POSTED["submit"]) == 1
+        assert peer.asked[-1] == DROPPED
+
+
+def test_without_an_answer_of_dagster_the_token_is_shown(peers: list[Peer]) -> None:
+    """The leader may launch the run nevertheless, which uses the upload."""
+    peer = peers[0]
+    script(peer)
+    message = "Dagster did not answer within 18 s: it is busy"
+    peer.scripted["/v1/submit"] = [(503, {"error": {"type": "Unavailable", "message": message}})]
+    with NimbusClient([peer.url]) as nimbus:
+        with pytest.raises(Unavailable, match=r"within 18 s: it is busy; repeat .*--token t-1"):
+            send(nimbus, "submit")
+    assert peer.asked.count(POSTED["submit"]) == 1
+    assert DROPPED not in peer.asked
+
+
+def test_a_wait_that_ends_keeps_the_upload_and_shows_the_token(peers: list[Peer]) -> None:
+    peer = peers[0]
+    script(peer, (200, {"run_id": "r", "status": "STARTED", "finished": False, "steps": []}))
+    with NimbusClient([peer.url]) as nimbus:
+        with pytest.raises(Unavailable, match=r"still STARTED.*--token t-1"):
+            submit_uploaded(nimbus, UPLOADED, name="wc", token="t-1", timeout=0)
+    assert peer.asked.count(POSTED["submit"]) == 1
+    assert DROPPED not in peer.asked

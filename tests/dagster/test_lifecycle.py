@@ -12,19 +12,25 @@ import dagster as dg
 import pytest
 
 from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.lifecycle import jobs
+from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import RECORDED_TAG, REQUEST_TAG
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.operation_record import OperationRecord
+from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import decode_record, encode_record
 from storm_dagster.model.unreported import UnreportedEvents
 from storm_dagster.model.verbs import VERBS
+from storm_dagster.nimbus.dagster.client import run_document
+from storm_dagster.operations.context import OperationsContext, Planner
+from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.dagster.dagster_results import materialized, shown, step_failure
-from storm_rigs.stage.dagster_world import DagsterWorld
+from storm_rigs.stage.dagster_world import DagsterWorld, PlainPlanner
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -244,6 +250,56 @@ def test_rebalance_materializes_plan_and_assignment_of_the_partition(world: Dags
     assert materialized(result, "assignment")["outcome"] == "planned"
     published = materialized(result, "published_assignment")
     assert (published["outcome"], published["workers"]) == ("assigned", 3)
+
+
+def test_a_rebalance_of_a_killed_topology_ends_with_not_alive(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster stores no result without the partition key, which is dropped with the topology."""
+    world.submit("wc")
+
+    def kill() -> None:
+        world.instance.delete_dynamic_partition(PARTITIONS_NAME, "wc")
+        conf = ClusterHandle(home=str(world.home)).conf()
+        ctx = OperationsContext(
+            cluster=world.cluster, blobs=world.blobs, conf=conf, planner=plan_placement
+        )
+        lifecycle.kill(ctx, "wc", 0)
+
+    def planner(_: PlainPlanner, cluster: object) -> Planner:
+        def plan(batch: PlacementBatch) -> PlacementResult:
+            result = plan_placement(batch)
+            kill()
+            return result
+
+        return plan
+
+    monkeypatch.setattr(PlainPlanner, "planner", planner)
+    tags = {"dagster/partition": "wc", REQUEST_TAG: "r"}
+    assert failure_type(world.run("rebalance_topology", tags=tags)) == "NotAlive"
+    assert not world.instance.has_dynamic_partition(PARTITIONS_NAME, "wc")
+    # A run that begins without the key fails in Dagster; nimbus says why.
+    (failure,) = world.run("rebalance_topology", tags=tags).get_step_failure_events()
+    error = failure.step_failure_data.error
+    assert error is not None
+    event = {"stepKey": failure.step_key, "error": {"message": error.message}}
+    document = run_document({"runId": "r", "status": "FAILURE"}, [event], None)
+    assert document["error"]["type"] == "NotAlive"
+
+
+def test_a_submission_keeps_its_key_when_a_namesake_drops_it(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planner(_: PlainPlanner, cluster: object) -> Planner:
+        def plan(batch: PlacementBatch) -> PlacementResult:
+            world.instance.delete_dynamic_partition(PARTITIONS_NAME, "wc")
+            return plan_placement(batch)
+
+        return plan
+
+    monkeypatch.setattr(PlainPlanner, "planner", planner)
+    assert world.submit("wc").success
+    assert world.instance.has_dynamic_partition(PARTITIONS_NAME, "wc")
 
 
 def test_a_rebalance_that_does_not_fit_is_refused_and_changes_nothing(world: DagsterWorld) -> None:

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Literal
 
 import pytest
 
+from storm_dagster.defs.resources import spark
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.host.endpoints import ClusterFile, SparkEndpoint
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch
+from storm_dagster.spark import session
 from storm_dagster.spark.session import await_start
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.placement.placement_clusters import small_topology, supervisor
@@ -25,8 +27,8 @@ pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper, pytest.mark.timeout(10
 
 def write(home: Path, remote: str, starting: bool) -> None:
     """The file that `dev` writes, before and after Spark is ready."""
-    spark = SparkEndpoint(remote=remote, starting=starting)
-    ClusterFile(zookeeper="127.0.0.1:2181", zookeeper_root="/storm", spark=spark).write(home)
+    server = SparkEndpoint(remote=remote, starting=starting)
+    ClusterFile(zookeeper="127.0.0.1:2181", zookeeper_root="/storm", spark=server).write(home)
 
 
 def batch(event: Literal["new", "monitor"]) -> PlacementBatch:
@@ -78,3 +80,29 @@ def test_nothing_is_waited_for_that_dev_does_not_start(tmp_path: Path, file: str
     elif file == "another Spark":
         write(tmp_path, "sc://127.0.0.1:1", starting=True)
     await_start("sc://127.0.0.1:2", tmp_path)
+
+
+def test_a_placement_waits_for_a_spark_that_was_lost_and_starts_again(
+    tmp_path: Path, zk_cluster: StormClusterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_NOTICE_SECS", 60.0)
+    monkeypatch.setattr(spark, "_MAX_RESTARTS", 1)
+    remote = f"sc://127.0.0.1:{free_ports(1)[0]}"
+    write(tmp_path, remote, starting=False)
+    plan = SparkResource(home=str(tmp_path), overrides={"spark.remote": remote}).planner(zk_cluster)
+    failed = Event()
+
+    def submit() -> None:
+        with pytest.raises(Unavailable, match="out of reach"):
+            plan(batch("new"))
+        failed.set()
+
+    placement = Thread(target=submit)
+    placement.start()
+    assert not failed.wait(0.5), "it waits for dev to notice that the server is lost"
+    write(tmp_path, remote, starting=True)
+    assert not failed.wait(0.5), "it waits for the server"
+    write(tmp_path, remote, starting=False)
+    # No server listens here: the one repetition ends with the same error.
+    placement.join(60)
+    assert failed.is_set()

@@ -349,3 +349,18 @@ def test_events_of_bolts_are_stored_or_refused_for_good_or_for_now(
     away.close()
     with pytest.raises(Unavailable, match="no Dagster is configured"):
         DagsterClient(DagsterTransport(lambda: None)).report_event(seen, {})
+
+
+def test_a_step_without_its_partition_key_ends_because_of_a_kill() -> None:
+    """As Dagster words it for a step whose key was dropped before it stored its result."""
+    failure = {
+        "stepKey": "storm__assignment",
+        "error": {
+            "message": "dagster._core.errors.DagsterInvalidInvocationError: Partition range ledger "
+            "to ledger is\n                not a valid range. Nonexistent partition keys:\n"
+            "                ['ledger']\n"
+        },
+    }
+    error = run_document({"runId": "r", "status": "FAILURE"}, [failure], None)["error"]
+    assert error["type"] == "NotAlive"
+    assert error["message"].startswith("topology 'ledger' was killed while its run was under way")

@@ -21,6 +21,7 @@ TOGETHER = {
             "tests/cluster/test_recovery.py",
             "tests/cluster/test_upgrades.py",
             "tests/cluster/test_ack_gaps.py",
+            "tests/cluster/test_leader_lost.py",
         ),
         *("tests/cluster/test_storm_client.py", "tests/cluster/test_spares.py"),
         "tests/security/test_other_users_of_a_cluster.py",

@@ -97,6 +97,9 @@ class DevCluster:
         self._code_serves = threading.Event()
         """Set when Dagster's code server serves."""
         self._spark_starts = plan.embeds_spark
+        """True while placements wait for Spark."""
+        self._spark_pid: int | None = None
+        """Process of the Spark server that was ready last; ``None`` before the first one was."""
         self.hurry = threading.Event()
         """Set by a second Ctrl-C: processes then get no time to end."""
 
@@ -299,6 +302,7 @@ class DevCluster:
             [spark],
         )
         self._end_wait_for_spark()
+        self._spark_pid = spark.pid
         self._progress("spark", "SUCCESS")
         self._progress("spark warm-up", "STARTED")
         self._wait(lambda: child.poll() is not None, "spark warm-up", [spark])
@@ -444,8 +448,31 @@ class DevCluster:
                     restarted |= daemon.watch()
                 except OSError:
                     log.exception("%s cannot be started", daemon.spec.name)
-        if restarted and (self._home / "cluster.json").exists():
+        has_changed = self._watch_spark()
+        if (restarted or has_changed) and (self._home / "cluster.json").exists():
             self._write_cluster_file()
+
+    def _watch_spark(self) -> bool:
+        """Let placements wait while a Spark server that was lost starts again.
+
+        True if that has begun or ended.
+        """
+        server = self._daemons.get("spark-0")
+        if server is None or self._spark_pid is None:
+            return False
+        if not self._spark_starts and server.pid != self._spark_pid:
+            self._spark_starts = True
+            self._progress("spark", "STARTED")
+            log.warning("Spark starts again: placements wait for it")
+            return True
+        if not self._spark_starts or server.pid is None:
+            return False
+        if not readiness.listens(self._plan.ports.spark):
+            return False
+        self._spark_starts = False
+        self._spark_pid = server.pid
+        self._progress("spark", "SUCCESS")
+        return True
 
     def _pid(self, name: str) -> int | None:
         daemon = self._daemons.get(name)

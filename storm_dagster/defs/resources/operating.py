@@ -87,6 +87,14 @@ def claim_record(
         claim_change(ops, request, context.run.run_id, is_recorded=RECORDED_TAG in tags)
 
 
+def recorded_request(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> str:
+    """The request whose record this run has claimed; empty for a run without a record."""
+    tags = context.run.tags
+    if context.run.parent_run_id is not None or RECORDED_TAG not in tags:
+        return ""
+    return tags.get(REQUEST_TAG, "")
+
+
 def end_record(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, ops: OperationsContext
 ) -> None:

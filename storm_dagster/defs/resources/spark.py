@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.defs.resources.handles import ClusterHandle
+from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.operations.context import Planner
 from storm_dagster.security.server_identity import TrustedServers
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _ASK_SECS = 2.0
 """Time in which the server must say which keys of a topology it refuses."""
+_MAX_RESTARTS = 2
+"""Starts of a lost server for which one placement waits."""
 _RELEASE_SECS = 5.0
 """Time that the server has to release a session at the end of a run's process."""
 
@@ -57,22 +60,34 @@ class SparkResource(ClusterHandle):
     def planner(self, cluster: StormClusterState) -> Planner:
         """The PySpark assignment over the pinned session; connects at its first call.
 
+        A placement waits while `dev` starts the server, also one that is lost meanwhile; healing
+        does not wait.
+
         The call raises :class:`Unavailable` if Spark is unreachable; the caller decides what to do
         then.
         """
 
         def plan(batch: PlacementBatch) -> PlacementResult:
             from storm_dagster.spark.planner import plan_on_cluster
-            from storm_dagster.spark.session import await_start
+            from storm_dagster.spark.session import await_start, is_starting_again
 
             conf = self.conf()
             home = self.home_path()
+            remote: str = conf.get("spark.remote") or ""
             # Healing has the local planner; all other callers wait for the start of the server.
             is_healing = all(topology.event == "monitor" for topology in batch.topologies)
-            if conf.get("spark.remote") and not is_healing:
-                await_start(conf["spark.remote"], home)
             opener = partial(open_session, trusted=TrustedServers.of(conf))
-            return plan_on_cluster(conf, cluster, batch, open_session=opener, home=home)
+            restarts_left = _MAX_RESTARTS if remote and not is_healing else 0
+            while True:
+                if remote and not is_healing:
+                    await_start(remote, home)
+                try:
+                    return plan_on_cluster(conf, cluster, batch, open_session=opener, home=home)
+                except Unavailable:
+                    # The server may have been lost before this call, or during it.
+                    if not restarts_left or not is_starting_again(remote, home):
+                        raise
+                    restarts_left -= 1
 
         return plan
 

@@ -34,20 +34,22 @@ from storm_dagster.defs.resources.operating import (
     claim_record,
     end_record,
     operations,
+    recorded_request,
     tag_run,
     tags_of,
     token_for,
 )
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model.dagster_names import REBALANCE_JOB, TOKEN_TAG, DagsterNames
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, NotAlive
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.explaining import moves_document
-from storm_dagster.operations.results import RebalanceResult
+from storm_dagster.operations.results import ConfResult, RebalanceResult
 from storm_dagster.operations.submit import submission
+from storm_dagster.operations.submit.continuing import run_stage
 from storm_dagster.operations.submit.staging import check_token, newest_token_key, read_tasks
 
 
@@ -76,6 +78,23 @@ def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
             "and so does 'Add partition' in the launch dialog)"
         )
     return name
+
+
+def _keep_key(
+    context: dg.AssetExecutionContext, ops: OperationsContext, names: DagsterNames, name: str
+) -> None:
+    """Add the run's partition key if it was dropped, because Dagster refuses a result without it.
+
+    The key stays while a run uses it (``may_drop``); that is checked a moment before it is dropped,
+    so that it may be missing nevertheless. :class:`NotAlive` in a run of `rebalance_topology` whose
+    topology is gone.
+    """
+    if context.instance.has_dynamic_partition(names.partitions, name):
+        return
+    is_rebalance = context.run.job_name == names.name(REBALANCE_JOB)
+    if is_rebalance and ops.cluster.load_view().topology_named(name) is None:
+        raise NotAlive(f"topology {name!r} was killed while it was rebalanced: submit it again")
+    context.instance.add_dynamic_partitions(names.partitions, [name])
 
 
 def _with_seconds(metadata: dict[str, Any], began: float) -> dg.MaterializeResult:
@@ -138,7 +157,8 @@ def publish_rebalance(
     op_configs: Any = context.run.run_config.get("ops") or {}
     op_config = op_configs.get(names.stage_op("assignment")) or {}
     form = op_config.get("config") or {}
-    report = rebalance(ops, name, **RebalanceConfig(**form).model_dump())
+    fields = RebalanceConfig(**form).model_dump()
+    report = rebalance(ops, name, **fields, request_id=recorded_request(context))
     return {
         **_summary(report),
         **in_force_metadata(report, task_components(ops, report.topology_id)),
@@ -184,14 +204,19 @@ def topology_conf(
             token = _staged_token(ops, name) if handle is None else context.run.run_id
         check_token(token)
         tag_run(context, token)
-        report = submission.stage_conf(
-            ops,
-            name=name,
-            token=token,
-            handle=handle,
-            inactive=config.inactive,
-            allow_degraded=config.allow_degraded,
-        )
+
+        def stage() -> ConfResult:
+            return submission.stage_conf(
+                ops,
+                name=name,
+                token=token,
+                handle=handle,
+                inactive=config.inactive,
+                allow_degraded=config.allow_degraded,
+            )
+
+        report = run_stage(ops, token, stage)
+        _keep_key(context, ops, names, name)
     for warning in report.warnings:
         context.log.warning(warning)
     return _with_seconds(conf_metadata(report), began)
@@ -222,7 +247,10 @@ def _plain_stage(
     ) -> dg.MaterializeResult:
         began = time.monotonic()
         with operations(context, handles) as ops:
-            report = operation(ops, token=token_for(context, ops, _topology_of(context, names)))
+            name = _topology_of(context, names)
+            token = token_for(context, ops, name)
+            report = run_stage(ops, token, lambda: operation(ops, token=token))
+            _keep_key(context, ops, names, name)
         return _with_seconds(to_metadata(report), began)
 
 
@@ -244,13 +272,16 @@ def assignment(
         if context.run.job_name == names.name(REBALANCE_JOB):
             claim_record(context, ops)
             try:
-                return _with_seconds(plan_rebalance(ops, name, config), began)
+                metadata = plan_rebalance(ops, name, config)
+                _keep_key(context, ops, names, name)
+                return _with_seconds(metadata, began)
             except BaseException:
                 # After a plan the next step of the run ends the record.
                 end_record(context, ops)
                 raise
         token = token_for(context, ops, name)
-        report = submission.stage_assignment(ops, token=token)
+        report = run_stage(ops, token, lambda: submission.stage_assignment(ops, token=token))
+        _keep_key(context, ops, names, name)
         for warning in report.placement.warnings:
             context.log.warning(warning)
         components = read_tasks(ops, token).table.component_of()
@@ -268,11 +299,14 @@ def published_assignment(
         if context.run.job_name == names.name(REBALANCE_JOB):
             claim_record(context, ops)
             try:
-                return _with_seconds(publish_rebalance(context, ops, name, names), began)
+                metadata = publish_rebalance(context, ops, name, names)
+                _keep_key(context, ops, names, name)
+                return _with_seconds(metadata, began)
             finally:
                 end_record(context, ops)
         token = token_for(context, ops, name)
-        report = submission.publish_assignment(ops, token=token)
+        report = run_stage(ops, token, lambda: submission.publish_assignment(ops, token=token))
+        _keep_key(context, ops, names, name)
         components = read_tasks(ops, token).table.component_of()
     if report.replanned:
         # The cluster had changed since storm/assignment was computed: this is its newest value.

@@ -28,6 +28,8 @@ _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _REPEAT_REMEDY = (
     "repeat the request (a submission: with its token); it continues the work of the run"
 )
+_NO_PARTITION = re.compile(r"Partition range (\S+) to .*Nonexistent partition keys", re.DOTALL)
+"""Error of Dagster for a step whose partition key was dropped, with the key."""
 _MAX_EVENT_PAGES = 50
 """Limit of the pages of a run's events that are searched for failures."""
 _LAUNCH_SECS = 60.0
@@ -452,7 +454,8 @@ def _error_of(
 
     A step leaves the typed error in the metadata of its failure; without one, the message is that
     of the first failure. A run that was ended from outside (its process killed, canceled) is
-    ``Unavailable``: the request was right, and repeating it continues the work of the run.
+    is ``Unavailable``: the request was right, and repeating it continues the work of the run. A
+    step whose partition key was dropped is ``NotAlive``: the key goes with a killed topology.
     """
     if status not in ("FAILURE", "CANCELED"):
         return None
@@ -471,6 +474,11 @@ def _error_of(
             plain_text = _failure_text(event, names)
         if event.get("stepKey") or event.get("error"):
             step_failed = True
+    missing_key = _NO_PARTITION.search(plain_text or "")
+    if missing_key is not None:
+        name = missing_key.group(1)
+        message = f"topology {name!r} was killed while its run was under way: submit it again"
+        return {"type": "NotAlive", "message": message}
     if status == "FAILURE" and step_failed:
         message = plain_text or "a step failed without a message"
         return {"type": "StormDagsterError", "message": message}

@@ -25,6 +25,7 @@ from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.blobs.uploads import new_inbox_file
 from storm_dagster.nimbus.http.parameters import EPOCH
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.failed_tries import cancel_upload
 
 _MAX_DOCUMENT_BYTES = 64 << 20
 """Largest conf or topology part of an upload."""
@@ -388,9 +389,8 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     async def cancel_upload(self, request: Request) -> Response:
-        """Remove an upload with its parts."""
-        await run_in_threadpool(self._nimbus.status.require)
-        await run_in_threadpool(self._nimbus.uploads.cancel, request.path_params["handle"])
+        """Remove an upload with its parts, and what a failed run has staged of it."""
+        await run_in_threadpool(cancel_upload, self._nimbus, request.path_params["handle"])
         return Response(status_code=204)
 
     async def _send(self, request: Request, key: str) -> Response:

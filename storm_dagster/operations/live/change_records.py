@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Corrupt, StormDagsterError
+from storm_dagster.model.errors import Conflict, Corrupt, NotAlive, StormDagsterError
 from storm_dagster.model.operation_record import OperationRecord
 from storm_dagster.model.records import decode_record, encode_record
+from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.steps import operation
+from storm_dagster.operations.transactions import commit, retry_on_conflict
 from storm_dagster.zk.state_protocol import ClusterState, read_children
 
+CONTINUE_CHANGE = operation("continue_change", "take_over_change")
 _MAX_ATTEMPTS = 5
 """Attempts to write a record that other processes change at the same time."""
 
@@ -139,6 +143,53 @@ def claim_change(
         if _update(ctx, request, record, version, {"run_id": run_id}):
             return
     raise Conflict(f"the record {path} is changed all the time: execute this run again")
+
+
+@dataclass(frozen=True)
+class PlannedOn:
+    """State of a topology on which a change was planned."""
+
+    topology_id: str
+    base_version: int | None
+    """Data version of its record; ``None``: the change has begun and is stored there."""
+
+
+def take_over_change(ctx: OperationsContext, request: str, planned: PlannedOn, epoch: int) -> None:
+    """Let this run continue a change under the leader of ``epoch``.
+
+    One transaction notes run and epoch in the record of the ``request``, and checks that the
+    topology is as it was when the change was planned. Without a ``request`` the run was launched by
+    hand and has no record. :class:`NotAlive` if the topology was killed, :class:`Conflict` if it
+    was changed since, or if another run has the record.
+    """
+
+    def attempt(view: ClusterView) -> None:
+        topology = view.topologies.get(planned.topology_id)
+        if topology is None or topology.base.status == "KILLED":
+            raise NotAlive(
+                f"topology {planned.topology_id} was killed while a change of it was under way: "
+                "submit it again"
+            )
+        version = topology.base_at.version
+        if planned.base_version not in (None, version):
+            raise Conflict(
+                f"topology {topology.base.name!r} was changed while this change of it was planned, "
+                "and the leader changed as well: repeat the change if it is still wanted"
+            )
+        transaction = ctx.cluster.fenced(epoch).check(paths.topology(topology.id), version)
+        stored = read_change(ctx, request) if request else None
+        if stored is not None:
+            record, record_version = stored
+            if record.run_id not in ("", ctx.run):
+                raise Conflict(
+                    f"run {record.run_id} executes this change (record {paths.operation(request)}) "
+                    "since the leader changed: this run has no further effect"
+                )
+            taken = record.model_copy(update={"epoch": epoch, "run_id": ctx.run})
+            transaction.set(paths.operation(request), encode_record(taken), record_version)
+        commit(ctx, transaction, "take_over_change")
+
+    retry_on_conflict(ctx, f"continuing the change of {planned.topology_id}", attempt)
 
 
 def release_change(ctx: OperationsContext, request: str) -> None:

@@ -13,6 +13,7 @@ from storm_dagster.core.submission.conf import message_timeout_secs, total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, NotAlive, StormDagsterError, Unavailable
+from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.records import WorkerSlot, encode_record
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -22,8 +23,14 @@ from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
+from storm_dagster.operations.submit.continuing import run_stage
 from storm_dagster.operations.submit.publishing import check_replaceable
-from storm_dagster.operations.submit.staging import read_record, read_token, read_topology
+from storm_dagster.operations.submit.staging import (
+    read_record,
+    read_token,
+    read_topology,
+    staged_replaces,
+)
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
 from storm_dagster.operations.transactions import (
     announce,
@@ -105,27 +112,58 @@ def update(
     The new topology gets a new id. Every error of the new topology, its archive included, is raised
     before the old one is touched. Then the old topology's spouts pause, the tuples under way finish
     (at most the message timeout, 30 s), and one transaction swaps the topologies; if that fails the
-    old one continues. :class:`NotAlive`, :class:`Conflict` in another status than ACTIVE and
-    INACTIVE, and the errors of a submission.
+    old one continues. If the leader changes, the update continues under the next one, unless the
+    old topology was changed or killed since. :class:`NotAlive`, :class:`Conflict` in another status
+    than ACTIVE and INACTIVE, and the errors of a submission.
     """
-    if not _is_published(ctx, token):
-        old = topology_by_name(ctx.cluster.load_view(), name)
-        check_replaceable(old)
-        submission.stage_conf(
-            ctx,
-            name=old.base.name,
-            token=token,
-            handle=handle,
-            allow_degraded=allow_degraded,
-            replaces=old.id,
-        )
-        submission.stage_code(ctx, token=token)
-        submission.stage_tasks(ctx, token=token)
-        submission.stage_assignment(ctx, token=token)
-        record = read_record(ctx, token)
-        conf, spec = read_topology(ctx, token)
-        check_uploaded_archive(ctx, record.archive, spec, total_conf(ctx.values(), conf))
-    return _replace(ctx, token)
+    replaced = _target(ctx, token, name)
+
+    def attempt() -> LifecycleResult:
+        nonlocal replaced
+        if not _is_published(ctx, token):
+            old = topology_by_name(ctx.cluster.load_view(), replaced)
+            replaced = old.id
+            _stage(ctx, old, token=token, handle=handle, allow_degraded=allow_degraded)
+        return _replace(ctx, token)
+
+    return run_stage(ctx, token, attempt)
+
+
+def _target(ctx: OperationsContext, token: str, name: str) -> str:
+    """Name or id of the topology to replace.
+
+    A repetition replaces the topology that the first attempt found, and no later one of the name.
+    """
+    staged_id = staged_replaces(ctx, token)
+    if staged_id is None or name not in (staged_id, topology_name_of(staged_id)):
+        return name
+    return staged_id
+
+
+def _stage(
+    ctx: OperationsContext,
+    old: TopologyView,
+    *,
+    token: str,
+    handle: str | None,
+    allow_degraded: bool,
+) -> None:
+    """Check, store and place the successor of ``old``, which is not touched."""
+    check_replaceable(old)
+    submission.stage_conf(
+        ctx,
+        name=old.base.name,
+        token=token,
+        handle=handle,
+        allow_degraded=allow_degraded,
+        replaces=old.id,
+    )
+    submission.stage_code(ctx, token=token)
+    submission.stage_tasks(ctx, token=token)
+    submission.stage_assignment(ctx, token=token)
+    record = read_record(ctx, token)
+    conf, spec = read_topology(ctx, token)
+    check_uploaded_archive(ctx, record.archive, spec, total_conf(ctx.values(), conf))
 
 
 def _is_published(ctx: OperationsContext, token: str) -> bool:

@@ -39,8 +39,10 @@ from storm_dagster.model.slot import Slot
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.live.change_records import PlannedOn, take_over_change
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
+from storm_dagster.operations.submit.continuing import over_leaders
 from storm_dagster.operations.submit.publishing import plan_or_raise, write_reasons
 from storm_dagster.operations.transactions import (
     ReplyLost,
@@ -118,6 +120,7 @@ def rebalance(
     *,
     stay: bool = True,
     view: ClusterView | None = None,
+    request_id: str = "",
 ) -> RebalanceResult:
     """Change the number of workers or executors, or only restore balance.
 
@@ -127,7 +130,9 @@ def rebalance(
     The tasks move after a delay: ``wait_secs``, by default the message timeout; none if no task
     moves. With ``stay``, or without a delay, this call sleeps for the delay and then finishes the
     rebalance; otherwise it returns, and the leader finishes the rebalance later (``finish_due``
-    calls :func:`finish_rebalance`).
+    calls :func:`finish_rebalance`). If the leader changes, the call continues under the next one,
+    and takes over the record of ``request_id``, the request for which a leader launched this run.
+    It ends if the topology was changed or killed since it was planned.
 
     The outcome is ``unchanged`` if the request has no effect, ``waiting`` if the leader finishes
     it, ``planned`` for a ``dry_run``. ``view`` is used by a ``dry_run`` only, so that many of them
@@ -138,6 +143,14 @@ def rebalance(
     epoch = ctx.current_epoch()
     # The request that the newest attempt has stored, and its report; the reply may be lost.
     attempted: list[tuple[bytes, RebalanceResult]] = []
+    # The state on which the newest attempt was planned.
+    planned: list[PlannedOn] = []
+
+    def take_over(next_epoch: int) -> None:
+        nonlocal epoch
+        for state in planned:
+            take_over_change(ctx, request_id, state, next_epoch)
+        epoch = next_epoch
 
     def begin(current_view: ClusterView) -> RebalanceResult:
         """Plan the request on this view, and store it unless it has no effect."""
@@ -146,6 +159,7 @@ def rebalance(
             pending = ctx.cluster.state.get_data(_pending_path(topology.id))
             if pending == raw and attempted_report.topology_id == topology.id:
                 return attempted_report
+        planned[:] = [PlannedOn(topology.id, topology.base_at.version)]
         require_offered_host(current_view, topology)
         runnable = load_runnable(ctx, topology)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
@@ -173,11 +187,13 @@ def rebalance(
 
     if view is not None and dry_run:
         return begin(view)
-    report = retry_on_conflict(ctx, f"rebalancing {name}", begin)
+    purpose = f"rebalancing {name}"
+    report = over_leaders(ctx, lambda: retry_on_conflict(ctx, purpose, begin), take_over)
     if report.outcome != "waiting" or (report.delay_secs and not stay):
         return report
     _wait_for_delay(ctx, report.topology_id, report.delay_secs)
-    return finish_rebalance(ctx, report.topology_id)
+    planned[:] = [PlannedOn(report.topology_id, None)]
+    return over_leaders(ctx, lambda: finish_rebalance(ctx, report.topology_id), take_over)
 
 
 def _wait_for_delay(ctx: OperationsContext, topology_id: str, delay_secs: float) -> None:

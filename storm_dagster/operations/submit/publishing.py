@@ -3,6 +3,7 @@
 One transaction makes the topology visible.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -61,6 +62,7 @@ from storm_dagster.operations.submit.staging import (
     read_token,
     read_topology,
     refuse_cancelled,
+    refuse_other_run,
     write_part,
 )
 from storm_dagster.operations.transactions import (
@@ -168,7 +170,7 @@ def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     Raises the planner's error if the topology does not fit (:class:`Unavailable`), and does not
     wait for free slots. A submission never uses the local planner in place of PySpark. For a
     published topology the staged placement is the result. Raises also the errors of
-    :func:`_check_target`.
+    :func:`check_target`.
     """
     record, staged, runnable = _read_staged(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
@@ -176,7 +178,7 @@ def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     if record.topology_id in view.topologies:
         # It is published already: no other placement is staged.
         return _assignment_report(record, read_placement(ctx, token).result, view)
-    _check_target(view, record)
+    check_target(view, record)
     planned = _plan(ctx, view, record, staged, runnable)
     write_part(ctx, token, "placement", planned)
     return _assignment_report(record, planned.result, view)
@@ -204,7 +206,7 @@ def _read_staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, Sta
     return record, read_tasks(ctx, token), Runnable(spec=spec, conf=total_conf(ctx.values(), conf))
 
 
-def _check_target(view: ClusterView, record: StagingRecord) -> None:
+def check_target(view: ClusterView, record: StagingRecord) -> None:
     """Check that the submission may still be published.
 
     :class:`AlreadyAlive` if another topology has the name. For a replacement, :class:`NotAlive` if
@@ -226,6 +228,17 @@ def _check_target(view: ClusterView, record: StagingRecord) -> None:
         raise Conflict(
             f"topology {record.name!r} got other code while this was prepared: try again"
         )
+
+
+def base_digest(base: StormBase) -> str:
+    """Digest of a topology's record, without the traces of a drain.
+
+    A drain for a replacement pauses the spouts, and ends with the former status.
+    """
+    undrained = base.model_copy(
+        update={"status": base.wanted_status, "previous_status": None, "delay_secs": None}
+    )
+    return hashlib.sha256(encode_record(undrained)).hexdigest()[:16]
 
 
 def check_replaceable(topology: TopologyView, doing: str = "replaced") -> None:
@@ -308,7 +321,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
                 f"topology {record.name!r} was staged under leadership epoch {record.epoch}, "
                 f"which is over (now {view.epoch}): materialize storm/topology_conf again"
             )
-        _check_target(view, record)
+        check_target(view, record)
         is_current = planned.assignments_version == view.assignments_version
         if not is_current or not _fits(planned, record, staged, view):
             planned = _plan(ctx, view, record, staged, runnable)
@@ -374,7 +387,7 @@ def _publish(
     The same transaction marks the token as published, and ends the replaced topology. A
     :class:`Conflict` of the transaction is a lost race. :class:`NotAlive` if the token has expired
     or its submission was cancelled, :class:`Conflict` if its topology was published before and is
-    gone.
+    gone, or another run has taken the submission over.
     """
     topology_id = record.topology_id
     expired = NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
@@ -386,6 +399,7 @@ def _publish(
         # It was used again after it had expired.
         raise expired
     refuse_cancelled(token, token_record)
+    refuse_other_run(ctx, token, token_record)
     if token_record.published:
         raise Conflict(
             f"{topology_id} was published before and has been killed: submit with a new token"
@@ -508,7 +522,7 @@ def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> A
     """Give a published topology its target status; also ends an abandoned drain.
 
     No write unless it is INACTIVE and should be ACTIVE. :class:`NotAlive` if it is not published or
-    no longer exists, :class:`Conflict` if it was killed.
+    no longer exists, or was killed.
     """
 
     def attempt(view: ClusterView) -> ActivateResult:
@@ -522,7 +536,7 @@ def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> A
         version = topology.base_at.version
         if base.status != "INACTIVE" or base.wanted_status != "ACTIVE":
             if base.status == "KILLED":
-                raise Conflict(
+                raise NotAlive(
                     f"topology {base.name!r} was killed before it was activated: submit it again"
                 )
             return ActivateResult(

@@ -62,6 +62,8 @@ class StagingRecord(Record):
     """Id of the topology of the same name that the publication replaces."""
     former: str = ""
     """Code of the replaced topology whose conf was read; empty: not checked."""
+    base: str = ""
+    """Digest of the replaced topology's record; empty: the release before staged it, or none."""
     run: str = ""
     """Id of the Dagster run that staged it."""
     submitted_keys: tuple[str, ...] | None = None
@@ -166,6 +168,16 @@ def refuse_cancelled(token: str, record: TokenRecord) -> None:
         raise NotAlive(
             f"the submission of {record.topology_id} was cancelled by {record.cancelled_by}: "
             f"submit topology {record.name!r} again, with a token other than {token!r}"
+        )
+
+
+def refuse_other_run(ctx: OperationsContext, token: str, record: TokenRecord) -> None:
+    """Raise :class:`Conflict` if another run has taken the submission of the record over."""
+    if record.run and record.run != ctx.run:
+        raise Conflict(
+            f"run {record.run} continues the submission of {record.topology_id}, which it took "
+            f"over when the leader changed: wait for it, or repeat the request with its token "
+            f"(--token {token})"
         )
 
 
@@ -280,12 +292,17 @@ def _reopen(
 ) -> tuple[TokenRecord, int]:
     """Mark a submission whose run continues as not ended; the record and version.
 
-    The stored record if it has not ended, was published, or was changed at the same time.
+    A new execution also takes it over from a run that is noted there. The stored record if it has
+    not ended and names no other run, was published, or was changed at the same time.
     """
     record, version = stored
-    if not record.ended or record.published:
+    is_own = record.run in ("", ctx.run)
+    if (not record.ended and is_own) or record.published:
         return stored
-    reopened = record.model_copy(update={"ended": False})
+    changes: dict[str, Any] = {"ended": False}
+    if not is_own:
+        changes["run"] = ctx.run
+    reopened = record.model_copy(update=changes)
     if not _set_token(ctx, token, reopened, version, epoch):
         return stored
     return reopened, version + 1
@@ -387,6 +404,17 @@ def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
 def read_record(ctx: OperationsContext, token: str) -> StagingRecord:
     """The head of a staged submission; :class:`NotAlive` if it does not exist."""
     return decode_record(StagingRecord, _read(ctx, token, "record"), staging_key(token, "record"))
+
+
+def staged_replaces(ctx: OperationsContext, token: str) -> str | None:
+    """Id of the replaced topology, for a repetition of the stage without it.
+
+    ``None`` if the submission replaces none, or if it is not staged yet.
+    """
+    try:
+        return read_record(ctx, token).replaces
+    except NotAlive:
+        return None
 
 
 def read_topology(ctx: OperationsContext, token: str) -> tuple[dict[str, Any], TopologySpec]:

@@ -50,6 +50,7 @@ from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the late
     PUBLISH_ASSIGNMENT,
     STAGE_ASSIGNMENT,
     activate_topology,
+    base_digest,
     publish_assignment,
     stage_assignment,
 )
@@ -119,7 +120,7 @@ def stage_conf(
         earlier, _ = stored
         staging.refuse_cancelled(token, earlier)
     if earlier is not None and replaces is None:
-        replaces = _staged_replaces(ctx, token)
+        replaces = staging.staged_replaces(ctx, token)
     if earlier is None and replaces is None:
         check_topology_name(name)
     view = ctx.cluster.load_view()
@@ -155,6 +156,7 @@ def stage_conf(
         allow_degraded=allow_degraded,
         replaces=replaces,
         former=source.former,
+        base=base_digest(replaced.base) if replaced is not None else "",
         run=ctx.run,
         submitted_keys=source.submitted_keys,
     )
@@ -238,17 +240,6 @@ def take_over(ctx: OperationsContext, token: str) -> bool:
         replaces=record.replaces,
     )
     return True
-
-
-def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
-    """Id of the replaced topology, for a repetition of the stage without it.
-
-    ``None`` if the submission replaces none, or if it is not staged yet.
-    """
-    try:
-        return staging.read_record(ctx, token).replaces
-    except NotAlive:
-        return None
 
 
 def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:

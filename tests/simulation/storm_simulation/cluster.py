@@ -93,6 +93,7 @@ class Cluster:
         self.dagster = SimulatedDagster(self, self.host("d1"))
         self.commands: list[Command] = []
         self.crashed_at_steps = 0
+        self.leaders_changed_at_steps = 0
         self.steps_of: dict[str, int] = {}
         """Command -> steps of the newest one that ended."""
         self.lost: set[str] = set()
@@ -238,6 +239,11 @@ class Cluster:
         node = self.ensemble.tree.nodes.get("/storm/nimbus_master")
         part = None if node is None else self.nimbuses.get(node.data.decode().partition(":")[0])
         return part if part is not None and part.up else None
+
+    def epoch(self) -> int:
+        """Number of the present epoch."""
+        node = self.ensemble.tree.nodes.get("/storm/epoch")
+        return -1 if node is None else node.version
 
     # -- what fails and comes back -----------------------------------------------------------------
 

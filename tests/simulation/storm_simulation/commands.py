@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.core.upgrade.selection import Selection
-from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.errors import Fenced, StormDagsterError
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.submit.continuing import MAX_CONTINUATIONS
 from storm_dagster.operations.submit.staging import upload_key
 from storm_rigs.operations.acting import submit
 from storm_rigs.operations.archives import pack_archive
@@ -64,9 +66,11 @@ def upload(
         "topology.master.single.worker": single,
         **(more or {}),
     }
-    ctx.blobs.put(upload_key(handle, "topology"), json.dumps(WORD_COUNT).encode())
-    ctx.blobs.put(upload_key(handle, "conf"), json.dumps(conf).encode())
-    ctx.blobs.put(upload_key(handle, "archive"), _ARCHIVES[archive % len(_ARCHIVES)])
+    # A client uploads, which acts for no leader.
+    with NimbusBlobClient(ctx.cluster.leader_http) as blobs:
+        blobs.put(upload_key(handle, "topology"), json.dumps(WORD_COUNT).encode())
+        blobs.put(upload_key(handle, "conf"), json.dumps(conf).encode())
+        blobs.put(upload_key(handle, "archive"), _ARCHIVES[archive % len(_ARCHIVES)])
     return handle
 
 
@@ -128,13 +132,44 @@ VERBS: dict[str, Callable[[OperationsContext, str, dict[str, Any]], Any]] = {
 }
 
 
-def begin(cluster: Cluster, verb: str, name: str, *, crash_at: int = 0, **options: Any) -> Command:
+_CONTINUING = ("submit", "update", "rebalance")
+"""Commands that continue when the leader changes."""
+_NEXT_LEADER_SECS = 30.0
+"""Longest wait of a command for the leader that follows."""
+
+
+def _change_leader(cluster: Cluster) -> None:
+    """Kill the leader while a command stands at a step, until another nimbus leads or it does so
+    again.
+    """
+    leader, kernel = cluster.leader(), cluster.kernel
+    if leader is None or leader.process is None:
+        return
+    cluster.leaders_changed_at_steps += 1
+    epoch = cluster.epoch()
+    leader.process.kill()
+    kernel.after(1.0, cluster.start_missing)
+    end = kernel.now + _NEXT_LEADER_SECS
+    while kernel.now < end and (cluster.epoch() == epoch or cluster.leader() is None):
+        kernel.sleep(0.1)
+
+
+def begin(
+    cluster: Cluster,
+    verb: str,
+    name: str,
+    *,
+    crash_at: int = 0,
+    leader_changes_at: int = 0,
+    **options: Any,
+) -> Command:
     """Start a command; it ends in virtual time, or its process at that step (counted before and
-    after each).
+    after each). At another step the leader changes.
     """
     from storm_simulation.dagster_side import operations
 
     command = Command(verb, name, options, cluster.kernel.now)
+    number, epoch = len(cluster.commands), cluster.epoch()
 
     passed = 0
 
@@ -145,15 +180,24 @@ def begin(cluster: Cluster, verb: str, name: str, *, crash_at: int = 0, **option
             cluster.crashed_at_steps += 1
             command.process.kill()
             cluster.kernel.sleep(0.0)
+        if passed == leader_changes_at:
+            _change_leader(cluster)
 
     def work() -> None:
         try:
             with operations(cluster) as connected:
-                ctx = replace(connected, checkpoint=point)
+                ctx = replace(connected, checkpoint=point, run=f"run-{number}")
                 command.answer = VERBS[verb](ctx, name, options)
             cluster.steps_of[verb] = passed
         except StormDagsterError as error:
             command.error = f"{type(error).__name__}: {error.message}"
+            changes = cluster.epoch() - epoch
+            if verb in _CONTINUING and isinstance(error, Fenced) and changes <= MAX_CONTINUATIONS:
+                cluster.violated(
+                    "continues",
+                    f"{verb} {name} ended with Fenced after {changes} changes of the leader: "
+                    f"{error.message}",
+                )
         command.ended = cluster.kernel.now
 
     command.process = cluster.job(f"{verb}-{name}", work)

@@ -45,7 +45,9 @@ def operations(cluster: Cluster) -> Iterator[OperationsContext]:
     """The context of a run, as ``defs.resources.operating.connect`` makes it."""
     conf = cluster.conf()
     with StormClusterState.open(conf.values) as state:
-        with NimbusBlobClient(state.leader_http) as blobs:
+        stored = state.epoch()
+        epoch = None if stored is None else stored[0]
+        with NimbusBlobClient(state.leader_http, epoch=epoch) as blobs:
             yield OperationsContext(
                 cluster=state, blobs=blobs, conf=conf, planner=plan_placement, log=_LOG
             )

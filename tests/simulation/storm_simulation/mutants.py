@@ -23,7 +23,7 @@ from storm_dagster.nimbus.blobs import replication
 from storm_dagster.nimbus.leadership import duties, election
 from storm_dagster.operations import transactions
 from storm_dagster.operations.live import cleaner, healing, lifecycle
-from storm_dagster.operations.submit import code_storage, publishing
+from storm_dagster.operations.submit import code_storage, continuing, publishing
 from storm_dagster.supervisor import cluster_link, upgrades
 from storm_dagster.worker.runtime import cluster_sync
 from storm_dagster.zk import cluster_state, leadership, session, storm_cluster_state, transaction
@@ -233,7 +233,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "the name is not looked at again before publishing",
         "I6|acknowledged",
-        (publishing, "_check_target", _always(None)),
+        (publishing, "check_target", _always(None)),
     ),
     _m(
         "a blob is acknowledged before it is copied",
@@ -307,6 +307,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "a placement leaves a worker out",
         "core|liveness|I8",
         (healing, "assignment_of", _without_last_worker),
+    ),
+    _m(
+        "a run ends with its leader",
+        "continues",
+        (continuing, "MAX_CONTINUATIONS", _constant(0)),
     ),
     _m(
         "supervisors do not hear of changes",

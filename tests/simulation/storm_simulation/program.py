@@ -52,6 +52,8 @@ class Plan:
     """Share of the commands whose process ends at one of its steps."""
     isolated: bool
     """One topology is isolated on a host, and another one keeps a slot free."""
+    leader_changes: float
+    """Share of the commands at one of whose steps the leader changes."""
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -101,6 +103,7 @@ class Plan:
             drift=rng.choice((0.0, 0.0, 0.003)),
             crashes=rng.choice((0.0, 0.2, 0.5)),
             isolated=rng.random() < 0.3,
+            leader_changes=rng.choice((0.0, 0.0, 0.3)),
         )
         # The other hosts have slots for everything, also while the isolated one is lost.
         return replace(plan, supervisors=5) if plan.isolated else plan
@@ -161,6 +164,7 @@ def run_seed(
         result.virtual_secs = cluster.kernel.now
         result.faults = faults.counts
         result.faults["run killed at a step"] = cluster.crashed_at_steps
+        result.faults["leader changed at a step"] = cluster.leaders_changed_at_steps
         result.faults["preemption"] = cluster.kernel.preemptions
         result.faults["reply lost"] = cluster.links.lost_replies + cluster.web.lost_replies
         result.faults["message slow"] = cluster.links.slow_answers
@@ -285,4 +289,6 @@ def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
             if rng.random() < 0.7
             else rng.randint(max(1, last - 5), max(1, last))
         )
+    if rng.random() < plan.leader_changes:
+        options["leader_changes_at"] = rng.randint(1, max(6, cluster.steps_of.get(verb, 0)))
     cluster.command(verb, name, **options)

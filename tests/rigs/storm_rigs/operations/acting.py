@@ -39,8 +39,10 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import event_logs, healing, lifecycle
+from storm_dagster.operations.live.change_records import PlannedOn, take_over_change
 from storm_dagster.operations.live.log_levels import keep_log_levels, level_change
 from storm_dagster.operations.submit import submission
+from storm_dagster.operations.submit.continuing import run_stage, take_over_submission
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _PATIENCE_SECS = 60.0
@@ -70,12 +72,36 @@ def _start_server() -> None:
 
 def submit(ctx: OperationsContext, *, name: str, token: str, handle: str, **options: Any) -> None:
     """Run the six stages of a submission one after the other, as its run does."""
-    submission.stage_conf(ctx, name=name, token=token, handle=handle, **options)
-    submission.stage_code(ctx, token=token)
-    submission.stage_tasks(ctx, token=token)
-    submission.stage_assignment(ctx, token=token)
-    submission.publish_assignment(ctx, token=token)
-    submission.activate_topology(ctx, token=token)
+
+    def stage_conf() -> object:
+        return submission.stage_conf(ctx, name=name, token=token, handle=handle, **options)
+
+    run_stage(ctx, token, stage_conf)
+    finish_submission(ctx, token=token)
+
+
+def finish_submission(ctx: OperationsContext, *, token: str) -> None:
+    """Run the stages after the first one, as the run of a submission does."""
+    for stage in (
+        submission.stage_code,
+        submission.stage_tasks,
+        submission.stage_assignment,
+        submission.publish_assignment,
+        submission.activate_topology,
+    ):
+        run_stage(ctx, token, lambda stage=stage: stage(ctx, token=token))
+
+
+def continue_submission(ctx: OperationsContext, *, token: str) -> None:
+    """Take a submission over under the present leader."""
+    take_over_submission(ctx, token, ctx.current_epoch())
+
+
+def continue_change(ctx: OperationsContext, *, request: str, topology_id: str) -> None:
+    """Take a change over under the present leader, which was planned on the topology as it is."""
+    base_at = ctx.cluster.load_view().topologies[topology_id].base_at
+    planned = PlannedOn(topology_id, base_at.version)
+    take_over_change(ctx, request, planned, ctx.current_epoch())
 
 
 def reassign(ctx: OperationsContext, *, causes: list[dict[str, Any]]) -> None:

@@ -18,6 +18,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,12 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.records import WorkerNode
 from storm_dagster.model.slot import Slot
 from storm_dagster.operations.context import OperationsContext, no_observer
 from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster
+from storm_dagster.operations.submit.staging import read_record
 from storm_dagster.testing.cluster import multiplied_conf
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.testing.waiting import patience as multiplied
@@ -225,7 +228,9 @@ class Daemons:
                     raise Unavailable("nobody has led yet: start a nimbus")
                 return known[1].http
 
-            blobs = stack.enter_context(NimbusBlobClient(leader_url, epoch=epoch))
+            stored = cluster.epoch()
+            sent_epoch = stored[0] if epoch is None and stored is not None else epoch
+            blobs = stack.enter_context(NimbusBlobClient(leader_url, epoch=sent_epoch))
             yield OperationsContext(
                 cluster=cluster,
                 blobs=blobs,
@@ -252,24 +257,25 @@ class Daemons:
     ) -> str:
         """Upload, and run the stages of a submission as its run does; the topology's id.
 
-        As a user does, it is asked again under the same token when the cluster says
-        ``Unavailable``, or when the leader changed meanwhile. What it was answered in the end
-        holds: the topology is there. ``checkpoint`` hears every step of the operations
+        Its run continues under the next leader by itself. If a service is away for longer than its
+        requests wait, the run ends with ``Unavailable``, and another one is made with the same
+        token, as the client makes it. ``checkpoint`` hears every step of the operations
         (:mod:`storm_dagster.operations.steps`).
         """
         token, deadline = uuid.uuid4().hex, time.monotonic() + multiplied(patience)
-        while True:
+        with self.client() as nimbus:
+            handle = upload_target(nimbus, target, conf=conf, home=self.home).handle
+        for number in count(1):
             try:
-                with self.client() as nimbus, self.operations(checkpoint=checkpoint) as ctx:
-                    handle = upload_target(nimbus, target, conf=conf, home=self.home).handle
+                with self.operations(checkpoint=checkpoint) as connected:
+                    ctx = replace(connected, run=f"{token}-{number}")
                     submit_stages(ctx, name=name, token=token, handle=handle)
-                    found = ctx.cluster.load_view().topology_named(name)
-                    if found is not None and found.base.status == "ACTIVE":
-                        return found.id
-            except (Unavailable, Fenced, KeyNotFound, Conflict):
+                    return read_record(ctx, token).topology_id
+            except Unavailable:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(0.3)
+        raise AssertionError("unreachable")
 
     def workers(self, cluster: StormClusterState, topology_id: str) -> dict[Slot, WorkerNode]:
         """Slot -> record of the topology's live worker."""

@@ -37,6 +37,8 @@ def status_changes() -> list[Verb]:
 
 SCENES: dict[str, list[tuple[Callable[[World], Scene], tuple[str, ...] | None]]] = {
     "submit": [(lifecycle.submission, None)],
+    "continue_submission": [(lifecycle.continuing, None)],
+    "continue_change": [(placement.continuing, None)],
     "kill": [(lifecycle.killing, None)],
     "cancel_submission": [(lifecycle.cancelling, None)],
     **{verb.name: [(lifecycle.status_change(verb), None)] for verb in status_changes()},

@@ -13,7 +13,7 @@ from storm_dagster.model.verbs import Verb
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.submit import submission as stages
 from storm_dagster.operations.submit.staging import read_token
-from storm_rigs.operations.acting import submit
+from storm_rigs.operations.acting import finish_submission, submit
 from storm_rigs.operations.archives import pack_archive
 from storm_rigs.operations.scenes.scene import Scene, due, gone, is_active
 from storm_rigs.stage.records import World
@@ -43,6 +43,19 @@ def submission(world: World) -> Scene:
         completed=completed,
         undone=lambda: _nothing(world),
     )
+
+
+def continuing(world: World) -> Scene:
+    """A submission that was staged under a leader that another one has followed."""
+    scene = submission(world)
+    with scene.act() as actor:
+        assert actor.run_to("before.publish")
+        actor.kill()
+    world.lead()
+    scene.target = "storm_rigs.operations.acting:continue_submission"
+    scene.arguments = {"token": "t"}
+    scene.again = lambda ctx: finish_submission(ctx, token="t")
+    return scene
 
 
 def _nothing(world: World) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
+from storm_dagster.model.operation_record import OperationRecord
+from storm_dagster.model.records import encode_record
 from storm_dagster.operations.live import healing
 from storm_dagster.operations.live.deploy import drain, undo_drain
 from storm_dagster.operations.live.rebalance import rebalance
@@ -33,6 +35,21 @@ def rebalancing(world: World) -> Scene:
         completed=completed,
         undone=lambda: is_active(world, topology_id),
     )
+
+
+def continuing(world: World) -> Scene:
+    """An accepted rebalance, planned under a leader that another one has followed."""
+    scene = rebalancing(world)
+    topology_id = world.named().id
+    record = OperationRecord(
+        topology_id=topology_id, name="wc", verb="rebalance", epoch=0, started_secs=1
+    )
+    world.cluster.state.mkdirs(paths.OPERATIONS)
+    world.cluster.state.create_node(paths.operation("r"), encode_record(record))
+    world.lead()
+    scene.target = "storm_rigs.operations.acting:continue_change"
+    scene.arguments = {"request": "r", "topology_id": topology_id}
+    return scene
 
 
 def due_rebalance(world: World) -> Scene:
