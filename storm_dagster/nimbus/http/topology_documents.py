@@ -27,6 +27,8 @@ class HealthDocument(BaseModel):
     status: Literal["ok", "degraded", "no leader", "no connection to ZooKeeper"]
     cluster_id: str | None
     uptime_secs: int
+    disk_free_mb: Natural | None
+    disk_mb: Natural | None
 
 
 class SubmittedDocument(BaseModel):
@@ -293,3 +295,32 @@ class ClusterDocument(BaseModel):
     events: dict[str, EventLogDocument]
     nimbuses: list[ClusterNimbus]
     supervisors: list[ClusterSupervisor]
+
+
+class ProblemRow(BaseModel, extra="ignore"):
+    """A problem of the cluster, a host or a topology, and its remedy."""
+
+    severity: Literal["broken", "warning"]
+    subject: str
+    text: str
+    remedy: str
+
+
+class ProblemsDocument(BaseModel):
+    """A page of problems; ``next`` begins the page after it.
+
+    ``more`` is the number of topologies on later pages whose tasks do not run, ``not_looked_at`` a
+    sentence for each thing that was left out.
+    """
+
+    now_secs: float
+    supervisors: Natural
+    topologies: Natural
+    healer: bool
+    alarm: str | None
+    corrupt: dict[str, str]
+    events: dict[str, EventLogDocument]
+    problems: list[ProblemRow]
+    next: str | None
+    more: Natural
+    not_looked_at: list[str]
