@@ -20,6 +20,7 @@ from storm_dagster.client.waiting import (
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_topology_reference
 from storm_dagster.model.requests import check_request
+from storm_dagster.model.run_result import RunResult
 from storm_dagster.model.verbs import VERBS, Verb
 
 _AT_ONCE = 8
@@ -51,6 +52,8 @@ class Change:
     """Client token of a submission."""
     sent: bool = False
     """True if the archive of a submission was transferred."""
+    result: RunResult = field(default_factory=RunResult)
+    """Outcome, moved tasks and warnings; empty without a wait, and of an earlier release."""
 
     def to_document(self) -> dict[str, Any]:
         """The document that changing verbs print."""
@@ -60,6 +63,7 @@ class Change:
             "status": self.status,
             "run_id": self.run_id,
             "seconds": round(self.seconds, 3),
+            **self.result.to_document(),
         }
         if self.upgrade is not None:
             document["upgrade"] = dict(self.upgrade)
@@ -120,6 +124,7 @@ def change_topology(
     # Not repeated after a broken connection: the change may have been made.
     answer = nimbus.post(f"{path}/{verb}", body, repeat=False, launches=True)
     topology: Mapping[str, Any] = {}
+    done: Mapping[str, Any] = answer
     if request.dry_run:
         if "handle" in body:
             # Nothing uses the upload after a dry run.
@@ -127,6 +132,8 @@ def change_topology(
     elif wait and not answer.get("cancelled"):
         # A cancelled submission has no topology to wait for.
         deadline = started + timeout + body.get("wait_secs", 0)
+        if answer.get("run_id"):
+            done = wait_for_run(nimbus, answer["run_id"], deadline=deadline, progress=progress)
         topology = _wait_for_effect(nimbus, row, name, answer, deadline=deadline, progress=progress)
     return Change(
         name=str(answer.get("name") or name),
@@ -138,6 +145,7 @@ def change_topology(
         conf=answer.get("conf"),
         cancelled=str(answer.get("cancelled") or ""),
         planned={key: answer[key] for key in ("dry_run", "would", "plan") if key in answer},
+        result=RunResult.of_document(done),
     )
 
 
@@ -155,14 +163,12 @@ def _wait_for_effect(
     deadline: float,
     progress: Progress | None,
 ) -> Mapping[str, Any]:
-    """Wait for the run and the effect of an accepted change.
+    """Wait for the effect of an accepted change, whose run has ended.
 
     ``answer`` is the response to the change, ``name`` the topology's name or id. Return the
-    document of the topology, which has only the status ``KILLED`` if the topology is gone. Raises
-    the error of the run, and :class:`Unavailable` at the deadline.
+    document of the topology, which has only the status ``KILLED`` if the topology is gone.
+    :class:`Unavailable` at the deadline.
     """
-    if answer.get("run_id"):
-        wait_for_run(nimbus, answer["run_id"], deadline=deadline, progress=progress)
     topology: Mapping[str, Any] | None = None
     if verb.until:
         # After a kill, another topology may have the name.

@@ -16,6 +16,7 @@ from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_tasks
 from storm_dagster.host.endpoints import cluster_conf, home_dir
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.run_result import RunResult
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, build_archive, collect_files, hash_file
 from storm_dagster.packaging.describe import topology_spec_of
@@ -58,10 +59,11 @@ def submit_uploaded(
     answer = nimbus.post("/v1/submit", body, launches=True)
     run_id = answer.get("run_id")
     document: Mapping[str, Any] = {}
+    done: Mapping[str, Any] = {}
     if wait:
         deadline = started + timeout
         if run_id:
-            wait_for_run(
+            done = wait_for_run(
                 nimbus, run_id, deadline=deadline, progress=progress, on_document=on_document
             )
         document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
@@ -73,6 +75,7 @@ def submit_uploaded(
         seconds=time.monotonic() - started,
         token=str(answer.get("token") or body["token"]),
         sent=uploaded.sent,
+        result=RunResult.of_document(done),
     )
 
 

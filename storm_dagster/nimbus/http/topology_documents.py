@@ -39,9 +39,17 @@ class SubmittedDocument(BaseModel):
 
 
 class RunDocument(BaseModel):
-    """A run of Dagster."""
+    """A run of Dagster.
+
+    ``outcome`` and ``moved`` are null before the run has done its work. ``warnings`` are about the
+    submitted conf.
+    """
 
     status: str
+    outcome: str | None = None
+    moved: Natural | None = None
+    summary: str = ""
+    warnings: list[str] = []
 
 
 class ListRow(BaseModel, extra="ignore"):
@@ -241,6 +249,8 @@ class DeadLettersDocument(BaseModel, extra="forbid"):
 class ChangedDocument(BaseModel):
     """Response to a change; ``run_id`` is null if the leader executed it itself.
 
+    ``outcome``, ``moved`` (tasks) and ``summary`` are those of a change that the leader executed;
+    else they are in the document of the run.
     ``cancelled`` describes the submissions that a kill cancelled; ``status`` is then CANCELLED.
     """
 
@@ -249,6 +259,10 @@ class ChangedDocument(BaseModel):
     name: str
     status: str
     cancelled: str | None = None
+    outcome: str | None = None
+    moved: Natural | None = None
+    summary: str = ""
+    warnings: list[str] = []
 
 
 class BlacklistDocument(BaseModel, extra="forbid"):

@@ -1,6 +1,6 @@
 """Document of ``GET /v1/problems``: everything that is wrong, from one view of the cluster.
 
-No topology master is asked, so that the answer does not depend on the processes that are in trouble.
+No topology master is asked: the answer does not depend on the processes that are in trouble.
 """
 
 import time
