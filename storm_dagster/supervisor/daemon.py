@@ -276,7 +276,16 @@ class Supervisor:
             slot = self.table.slots.get(live.port)
             stable = slot is not None and slot.state == "running" and slot.wanted == work
             running = stable and live.status == "running"
-            runs.append(SlotRun(live.port, work.topology_id, work.code_dir, live.started, running))
+            runs.append(
+                SlotRun(
+                    live.port,
+                    work.topology_id,
+                    work.code_dir,
+                    live.started,
+                    running,
+                    live.failure if stable else "",
+                )
+            )
         return runs
 
     def _info(self, count: int) -> SupervisorInfo:
