@@ -118,8 +118,8 @@ def next_move(
     """The write about the worker ``address`` that is due now, or ``None``.
 
     ``run`` is its process, ``None`` without one; ``former`` is the assignment's code. With the new
-    code all tasks must run before the worker counts as upgraded. The upgrade fails at the first task
-    that cannot be opened, or if they do not run within ``launch_secs`` of the process's start.
+    code all tasks must run before the worker counts as upgraded. The upgrade fails at the first
+    task that cannot be opened, or if they do not run within ``launch_secs`` of the process's start.
     """
     phase = worker_phase(address, state)
     record = state.record
