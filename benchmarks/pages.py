@@ -66,9 +66,9 @@ _TABLE = TaskTable(
 class Masters:
     """Sockets in the place of topology masters. ``asked`` counts the connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, topologies: int = TOPOLOGIES) -> None:
         self.asked = 0
-        self._listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(TOPOLOGIES)]
+        self._listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(topologies)]
         self.ports = [one.getsockname()[1] for one in self._listeners]
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -95,11 +95,12 @@ class Cluster:
     """Records of supervisors, topologies and their workers; beats in a thread."""
 
     def __init__(self, state: ZooKeeperClusterState, masters: Masters) -> None:
+        topologies = len(masters.ports)
         self._state = state
         self._began = int(time.time()) - 7200
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
-        self.ids = [f"topology-{number:03}-{number}-{self._began}" for number in range(TOPOLOGIES)]
+        self.ids = [f"topology-{number:03}-{number}-{self._began}" for number in range(topologies)]
         self._slots = [
             {
                 f"s{(number + k) % SUPERVISORS:03}": masters.ports[number]
@@ -107,7 +108,7 @@ class Cluster:
                 else 100 + number
                 for k in range(WORKERS)
             }
-            for number in range(TOPOLOGIES)
+            for number in range(topologies)
         ]
         # Held by the sensors of Dagster: the leader leaves healing to them.
         state.set_ephemeral_node(paths.HEALER, b"{}")
@@ -199,7 +200,7 @@ class Cluster:
         while True:
             count += 1
             for number, topology_id in enumerate(self.ids):
-                due += _PERIOD_SECS / TOPOLOGIES
+                due += _PERIOD_SECS / len(self.ids)
                 if self._over.wait(max(0.0, due - time.monotonic())):
                     return
                 self._state.set_data(

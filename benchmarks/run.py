@@ -116,7 +116,7 @@ def main() -> None:
         "--only",
         choices=[
             "submit", "recovery", "leader", "throughput", "latency", "assignment", "cache", "nimbus", "dataplane",
-            "submission", "start", "peers", "pages", "spark", "spark-faults", "event-log",
+            "submission", "start", "peers", "pages", "doctor", "spark", "spark-faults", "event-log",
         ],
     )  # fmt: skip
     parser.add_argument(
@@ -143,6 +143,13 @@ def main() -> None:
 
         print("| metric | reference | ours |\n|---|---|---|", flush=True)
         for metric, reference, ours in pages_report(quick=options.quick):
+            row(metric, reference, ours)
+        return
+    if options.only == "doctor":
+        from doctor import report as doctor_report
+
+        print("| metric | reference | ours |\n|---|---|---|", flush=True)
+        for metric, reference, ours in doctor_report(quick=options.quick):
             row(metric, reference, ours)
         return
     samples, seconds = (2, 4.0) if options.quick else (7, 15.0)

@@ -22,7 +22,7 @@ from storm_dagster.cli.options import (
     code_options,
     verb,
 )
-from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table
+from storm_dagster.cli.output import Steps, notify, plain, print_answer, print_json, print_table
 from storm_dagster.client.changes import Change, change_topology
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.model.conf import Conf, validate_conf
@@ -165,6 +165,7 @@ def submit(
     elif invocation.wait:
         seconds = f"{submission.seconds:.1f} s"
         click.echo(f"{submission.id} is {submission.status}: all tasks run, {seconds}")
+        _print_warnings(submission)
     else:
         run = f"run {submission.run_id} (token {submission.token})"
         click.echo(f"{submission.name} is being submitted by {run}")
@@ -294,8 +295,17 @@ def _print_change(invocation: Invocation, change: Change) -> None:
     status = change.status or "being changed"
     run = f" (run {change.run_id})" if change.run_id else ""
     click.echo(f"{topology} is {status}{run}, {change.seconds:.1f} s")
+    if change.result.summary:
+        click.echo(plain(f"  {change.result.summary}"))
+    _print_warnings(change)
     for worker, state in sorted((change.upgrade or {}).get("workers", {}).items()):
         click.echo(f"  {worker}  {state}")
+
+
+def _print_warnings(change: Change) -> None:
+    """Print the warnings about the submitted conf on standard error."""
+    for warning in change.result.warnings:
+        notify(f"warning: {warning}")
 
 
 def _print_plan(plan: dict[str, Any] | None) -> None:

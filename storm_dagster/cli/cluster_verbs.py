@@ -381,14 +381,18 @@ def stop(invocation: Invocation) -> None:
 
 
 @verb("status")
-def status(invocation: Invocation) -> None:
-    """Show the processes, leader, nimbuses, supervisors and topologies of a cluster."""
+def status(invocation: Invocation) -> int:
+    """Show the processes, leader, nimbuses, supervisors and topologies of a cluster.
+
+    Exits with 4 if no nimbus leads.
+    """
     cluster = ClusterFile.read(invocation.home) if invocation.conf_dir is None else None
     document = _status_document(invocation, cluster)
     if invocation.json:
         print_json(document)
     else:
         _print_status(invocation, cluster, document)
+    return Unavailable.exit_code if document["leader"] is None else 0
 
 
 def _status_document(invocation: Invocation, cluster: ClusterFile | None) -> dict[str, Any]:

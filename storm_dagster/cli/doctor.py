@@ -3,12 +3,12 @@
 Each result has its remedy.
 """
 
+import functools
 import importlib.metadata
 import importlib.util
 import logging
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,16 +18,18 @@ from urllib.parse import urlsplit
 
 import click
 
-from storm_dagster.cli.healing_verbs import healing_results
-from storm_dagster.cli.health import HealthResult, check_dagster, healing_sensor
+from storm_dagster.cli.check_runner import run_checks
+from storm_dagster.cli.cluster_check import check_cluster, names_no_cluster
+from storm_dagster.cli.health import HealthResult, check_dagster
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, print_answer, print_json, print_table
+from storm_dagster.cli.output import Steps, plain, print_json, print_table
+from storm_dagster.core.host_problems import disk_severity
+from storm_dagster.host.disk import disk_room
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import install_command, requirements_of
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
-from storm_dagster.model.event_log import destination_remedy, event_log_text
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.settings import Security, zookeeper_tls
 from storm_dagster.security.spark_remote import derived_spark_token
@@ -37,10 +39,10 @@ if TYPE_CHECKING:
 
 _SPARK_SECS = 20.0
 """Time in which Spark must return its version."""
-_LATE_EVENT_SECS = 600.0
-"""Time for which events for Dagster may wait."""
-_MAX_TOPOLOGIES = 50
-"""Number of topologies whose problems are read."""
+_CHECK_SECS = 5.0
+"""Time of a check."""
+_DEADLINES_SECS = {"Spark": _SPARK_SECS + 1.0, "Dagster": 10.0, "cluster": 15.0, "ZooKeeper": 15.0}
+"""Time of checks whose service may take longer."""
 
 
 def _system(invocation: Invocation) -> Iterator[HealthResult]:
@@ -229,70 +231,6 @@ def _spark(invocation: Invocation) -> Iterator[HealthResult]:
     yield "ok", f"{mask_text(remote)} accepts this client, Spark {version}", ""
 
 
-def _names_no_cluster(invocation: Invocation) -> bool:
-    """True if no cluster runs in HOME, and neither the conf nor an option names another one."""
-    if invocation.conf_dir is not None or invocation.conf.origins["nimbus.seeds"] != "default":
-        return False
-    return ClusterFile.read(invocation.home) is None
-
-
-def _events(logs: Mapping[str, Any], now_secs: float) -> Iterator[HealthResult]:
-    """Yield a warning for each topology whose events have waited for long."""
-    for name, document in sorted(logs.items()):
-        if document["waiting"] and now_secs - document["since"] > _LATE_EVENT_SECS:
-            text = event_log_text(document, now_secs)
-            yield (
-                "warning",
-                f"topology {name}: {text}",
-                destination_remedy(document["declared"]),
-            )
-
-
-def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
-    if _names_no_cluster(invocation):
-        yield "ok", "none runs in this HOME", ""
-        return
-    try:
-        with invocation.nimbus(patience=2.0) as nimbus:
-            cluster = nimbus.get("/v1/cluster")
-            rows = []
-            if cluster.get("supervisors"):
-                rows = nimbus.get("/v1/topologies")["topologies"]
-            for name, reason in sorted(cluster.get("corrupt", {}).items()):
-                yield (
-                    "broken",
-                    f"the records of {name} cannot be read, so that it is not healed: {reason}",
-                    "restore it from a backup (docs/backup.md)",
-                )
-            yield from _events(cluster.get("events", {}), time.time())
-            yield from healing_results(cluster)
-            if cluster.get("alarm"):
-                yield "warning", f"healing pauses: {cluster['alarm']}", "storm-dagster status"
-            # Topologies with tasks that do not run first: only some are read.
-            rows.sort(key=lambda row: not row["not_running"])
-            for name in (row["name"] for row in rows[:_MAX_TOPOLOGIES]):
-                for problem in nimbus.get(f"/v1/topologies/{name}").get("problems", ()):
-                    yield "warning", f"topology {name}: {problem}", f"storm-dagster show {name}"
-    except StormDagsterError as error:
-        remedy = "see HOME/logs/nimbus-*.log; `storm-dagster stop`, then `dev` again"
-        if invocation.conf_dir is not None:
-            seeds = ", ".join(invocation.conf["nimbus.seeds"])
-            remedy = (
-                f"check the nimbus log on the hosts of nimbus.seeds ({seeds}), start it there with"
-                f" `storm-dagster daemon nimbus --conf-dir {invocation.conf_dir}`, or correct"
-                " nimbus.seeds"
-            )
-        yield "broken", error.message, remedy
-        return
-    supervisors = cluster.get("supervisors", [])
-    if not supervisors:
-        yield "broken", "no supervisor is registered", "see HOME/logs/supervisor-*.log"
-    else:
-        state, healing = healing_sensor(invocation.home, bool(cluster.get("healer")))
-        remedy = "" if state == "ok" else "start dagster-daemon and turn heartbeat_sensor on"
-        yield state, f"{len(supervisors)} supervisors, {healing}", remedy
-
-
 def _dagster(invocation: Invocation) -> Iterator[HealthResult]:
     results = list(check_dagster(invocation.conf))
     if results:
@@ -302,7 +240,7 @@ def _dagster(invocation: Invocation) -> Iterator[HealthResult]:
 
 
 def _clock(invocation: Invocation) -> Iterator[HealthResult]:
-    # Wall clocks of machines are not compared; but ids, logs and the UI show them.
+    # The clocks of the cluster's hosts are compared by the check of the cluster.
     now = time.time()
     if not 1_700_000_000 < now < 4_000_000_000:
         yield (
@@ -322,14 +260,16 @@ def _disk(invocation: Invocation) -> Iterator[HealthResult]:
     if not os.access(folder, os.W_OK):
         yield "broken", f"{folder} is not writable", "give another --home, or its owner's rights"
         return
-    free = shutil.disk_usage(folder).free / 2**30
-    if free < 0.5:
+    free_mb = disk_room(folder).free_mb
+    severity = disk_severity(free_mb)
+    free = (free_mb or 0) / 1024
+    if severity == "broken":
         yield (
             "broken",
             f"{free:.2f} GiB free in {folder}",
             "free some space, or give another --home",
         )
-    elif free < 3:
+    elif severity == "warning":
         yield (
             "warning",
             f"{free:.1f} GiB free in {folder}",
@@ -348,7 +288,7 @@ _CHECKS: dict[str, Callable[[Invocation], Iterator[HealthResult]]] = {
     "ports": _ports,
     "ZooKeeper": _zookeeper,
     "Spark": _spark,
-    "cluster": _cluster,
+    "cluster": check_cluster,
     "Dagster": _dagster,
     "clock": _clock,
     "disk": _disk,
@@ -371,7 +311,7 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     local = ClusterFile.read(invocation.home) is not None and invocation.conf_dir is None
-    if _names_no_cluster(invocation):
+    if names_no_cluster(invocation):
         raise Unavailable(
             f"no cluster runs in {invocation.home}: start one with `storm-dagster dev`, or name "
             "another with "
@@ -429,11 +369,6 @@ def _no_planner(batch: Any) -> Any:
     raise Unavailable("an inspection does not place tasks: use `storm-dagster plan`")
 
 
-def _is_conf_broken(findings: list[dict[str, Any]]) -> bool:
-    """True if the conf could not be read, so that checks that need it would repeat its error."""
-    return any(row["check"] == "conf" and row["state"] == "broken" for row in findings)
-
-
 @verb("doctor")
 @click.option(
     "--invariants",
@@ -469,29 +404,78 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float, securit
         checks = {
             name: lambda _, check=check: check(place) for name, check in exposures(place).items()
         }
-    findings: list[dict[str, Any]] = []
-    with Steps("checking", quiet=invocation.json) as steps:
-        for name, check in checks.items():
-            if name in _BY_CONF and _is_conf_broken(findings):
-                continue
-            steps.begin(name)
-            try:
-                results = list(check(invocation))
-            except StormDagsterError as error:
-                results = [("broken", error.message, "fix what it names")]
-            steps.done(name)
-            findings += [
-                {"check": name, "state": state, "found": text, "mend": remedy or None}
-                for state, text, remedy in results
-            ]
+    # At first, and alone: the others read the conf, and are omitted if it cannot be read.
+    first = checks.get("conf")
+    results: list[tuple[str, HealthResult]] = []
+    if first is not None:
+        try:
+            results += [("conf", result) for result in first(invocation)]
+        except StormDagsterError as error:
+            results.append(("conf", ("broken", error.message, "fix what it names")))
+            checks = {name: check for name, check in checks.items() if name not in _BY_CONF}
+    others = {
+        name: functools.partial(check, invocation)
+        for name, check in checks.items()
+        if name != "conf"
+    }
+    order = list(checks)
+    printer = _Printer(order, quiet=invocation.json)
+    for check, result in results:
+        printer.add(check, result)
+    for entry in run_checks(others, _DEADLINES_SECS, _CHECK_SECS):
+        if entry is None:
+            printer.flush()
+        else:
+            printer.add(*entry)
+    printer.flush()
+    findings = printer.findings()
     broken = [finding for finding in findings if finding["state"] == "broken"]
-    print_answer(
-        invocation.json,
-        {"ok": not broken, "findings": findings},
-        ["check", "state", "found", "how to fix=mend"],
-        [{**finding, "mend": finding["mend"] or ""} for finding in findings],
-    )
+    if invocation.json:
+        print_json({"ok": not broken, "findings": findings})
     return Unavailable.exit_code if broken else 0
+
+
+class _Printer:
+    """Output of the checks: results are printed as they come.
+
+    Those of the same second are in the order of the checks.
+    """
+
+    def __init__(self, order: list[str], *, quiet: bool) -> None:
+        self._order = order
+        self._quiet = quiet
+        self._printed: list[tuple[str, HealthResult]] = []
+        self._waiting: list[tuple[str, HealthResult]] = []
+        self._flushed_at = time.monotonic()
+
+    def add(self, check: str, result: HealthResult) -> None:
+        """Take a result, and print what has waited for a second."""
+        self._waiting.append((check, result))
+        if time.monotonic() - self._flushed_at >= 1.0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the results that wait."""
+        self._flushed_at = time.monotonic()
+        rows = self._in_order(self._waiting)
+        self._waiting = []
+        self._printed += rows
+        if self._quiet:
+            return
+        for check, (state, text, remedy) in rows:
+            click.echo(plain(f"{check:<10} {state:<8} {text}"))
+            if remedy:
+                click.echo(plain(f"{'':<20}fix: {remedy}"))
+
+    def findings(self) -> list[dict[str, Any]]:
+        """Entries of ``findings`` of the JSON document, in the order of the checks."""
+        return [
+            {"check": check, "state": state, "found": text, "mend": remedy or None}
+            for check, (state, text, remedy) in self._in_order(self._printed)
+        ]
+
+    def _in_order(self, rows: list[tuple[str, HealthResult]]) -> list[tuple[str, HealthResult]]:
+        return sorted(rows, key=lambda row: self._order.index(row[0]))
 
 
 COMMANDS: Mapping[str, click.Command] = {"doctor": doctor}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.client.http import NimbusClient
-from storm_dagster.client.repeating import drop_upload, send_request
+from storm_dagster.client.repeating import SentRequest, drop_upload, send_request
 from storm_dagster.client.uploads import upload_target
 from storm_dagster.client.waiting import (
     Progress,
@@ -21,6 +21,7 @@ from storm_dagster.client.waiting import (
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_topology_reference
 from storm_dagster.model.requests import check_request
+from storm_dagster.model.run_result import RunResult
 from storm_dagster.model.verbs import VERBS, Verb
 
 _AT_ONCE = 8
@@ -52,6 +53,8 @@ class Change:
     """Client token of a submission."""
     sent: bool = False
     """True if the archive of a submission was transferred."""
+    result: RunResult = field(default_factory=RunResult)
+    """Outcome, moved tasks and warnings; empty without a wait, and of an earlier release."""
 
     def to_document(self) -> dict[str, Any]:
         """The document that changing verbs print."""
@@ -61,6 +64,7 @@ class Change:
             "status": self.status,
             "run_id": self.run_id,
             "seconds": round(self.seconds, 3),
+            **self.result.to_document(),
         }
         if self.upgrade is not None:
             document["upgrade"] = dict(self.upgrade)
@@ -94,9 +98,9 @@ def change_topology(
     submissions that is not in ``conf`` is kept (``topology.update.keep.conf``). An error of new
     code is raised as the error of its kind, and the old code continues to run. A verb that brings
     code has a token, with which it is repeated if the leader changes
-    (:mod:`storm_dagster.client.repeating`); other verbs are continued by their run, or executed by the next leader. ``timeout``
-    (seconds) bounds the wait after ``wait_secs``; ``dry_run`` only returns the changes that it
-    would make.
+    (:mod:`storm_dagster.client.repeating`); other verbs are continued by their run, or executed by
+    the next leader. ``timeout`` (seconds) bounds the wait after ``wait_secs``; ``dry_run`` only
+    returns the changes that it would make.
     """
     started = time.monotonic()
     row = VERBS[verb]
@@ -123,35 +127,33 @@ def change_topology(
     deadline = started + timeout + body.get("wait_secs", 0)
     handle: str | None = body.get("handle")
 
-    def attempt(
-        on_failure: Callable[[], None],
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """The response to the change, and the document of the topology after a wait."""
+    def attempt(on_failure: Callable[[], None]) -> SentRequest:
         # Not repeated after a broken connection: the change may have been made.
         answer = nimbus.post(f"{path}/{verb}", body, repeat=False, launches=True)
         # A cancelled submission has no topology to wait for.
         if request.dry_run or not wait or answer.get("cancelled"):
-            return answer, {}
-        topology = _wait_for_effect(
-            nimbus,
-            row,
-            name,
-            answer,
-            deadline=deadline,
-            progress=progress,
-            on_failure=on_failure,
-        )
-        return answer, topology
+            return SentRequest(answer, answer, {})
+        done: Mapping[str, Any] = answer
+        if answer.get("run_id"):
+            done = wait_for_run(
+                nimbus,
+                answer["run_id"],
+                deadline=deadline,
+                progress=progress,
+                on_failure=on_failure,
+            )
+        topology = _wait_for_effect(nimbus, row, name, answer, deadline=deadline, progress=progress)
+        return SentRequest(answer, done, topology)
 
     token = body["token"] if row.brings_code and not request.dry_run else None
     try:
-        answer, topology = send_request(
-            nimbus, attempt, token=token, handle=handle, progress=progress
-        )
+        sent = send_request(nimbus, attempt, token=token, handle=handle, progress=progress)
     finally:
         if request.dry_run and handle is not None:
             # Nothing uses the upload after a dry run.
             drop_upload(nimbus, handle)
+    answer = sent.answer
+    topology = sent.topology
     return Change(
         name=str(answer.get("name") or name),
         id=topology.get("id") or answer.get("id"),
@@ -162,6 +164,7 @@ def change_topology(
         conf=answer.get("conf"),
         cancelled=str(answer.get("cancelled") or ""),
         planned={key: answer[key] for key in ("dry_run", "would", "plan") if key in answer},
+        result=RunResult.of_document(sent.done),
     )
 
 
@@ -178,22 +181,13 @@ def _wait_for_effect(
     *,
     deadline: float,
     progress: Progress | None,
-    on_failure: Callable[[], None],
 ) -> Mapping[str, Any]:
-    """Wait for the run and the effect of an accepted change.
+    """Wait for the effect of an accepted change, whose run has ended.
 
     ``answer`` is the response to the change, ``name`` the topology's name or id. Return the
-    document of the topology, which has only the status ``KILLED`` if the topology is gone. Raises
-    the error of the run, and :class:`Unavailable` at the deadline.
+    document of the topology, which has only the status ``KILLED`` if the topology is gone.
+    :class:`Unavailable` at the deadline.
     """
-    if answer.get("run_id"):
-        wait_for_run(
-            nimbus,
-            answer["run_id"],
-            deadline=deadline,
-            progress=progress,
-            on_failure=on_failure,
-        )
     topology: Mapping[str, Any] | None = None
     if verb.until:
         # After a kill, another topology may have the name.

@@ -3,9 +3,10 @@
 The upload of a request that failed for good is removed here as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.waiting import Progress, RunContinues
@@ -73,6 +74,18 @@ def _with_token(error: Fenced | Unavailable, token: str) -> Fenced | Unavailable
     return type(error)(
         f"{error.message}; repeat the request with its token (--token {token}): it is done once"
     )
+
+
+@dataclass(frozen=True)
+class SentRequest:
+    """A request that nimbus has accepted, and what came of it."""
+
+    answer: Mapping[str, Any]
+    """The response to the request."""
+    done: Mapping[str, Any]
+    """The document of its run after a wait; else the response, or empty."""
+    topology: Mapping[str, Any]
+    """The document of the topology after a wait; else empty."""
 
 
 def send_request(

@@ -11,12 +11,13 @@ from typing import Any
 
 from storm_dagster.client.changes import Change
 from storm_dagster.client.http import NimbusClient
-from storm_dagster.client.repeating import send_request
+from storm_dagster.client.repeating import SentRequest, send_request
 from storm_dagster.client.uploads import Uploaded, upload, upload_target
 from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_tasks
 from storm_dagster.host.endpoints import cluster_conf, home_dir
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.run_result import RunResult
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, build_archive, collect_files, hash_file
 from storm_dagster.packaging.describe import topology_spec_of
@@ -46,8 +47,8 @@ def submit_uploaded(
     ``fields`` are those of the request of a submission; those that are ``None`` are left out. A
     repeated call with the same ``token`` gives the same topology, and the request is repeated with
     it if the leader changes (:mod:`storm_dagster.client.repeating`). ``timeout`` (seconds) bounds
-    the wait from ``started``
-    (``time.monotonic()``, by default now); ``on_document`` is that of :func:`wait_for_run`.
+    the wait from ``started`` (``time.monotonic()``, by default now); ``on_document`` is that of
+    :func:`wait_for_run`.
     """
     if started is None:
         started = time.monotonic()
@@ -60,33 +61,33 @@ def submit_uploaded(
     token = str(body["token"])
     deadline = started + timeout
 
-    def attempt(on_failure: Callable[[], None]) -> tuple[str | None, Mapping[str, Any]]:
-        """Run id, and the document of the topology after a wait."""
-        run_id = nimbus.post("/v1/submit", body, launches=True).get("run_id")
+    def attempt(on_failure: Callable[[], None]) -> SentRequest:
+        answer = nimbus.post("/v1/submit", body, launches=True)
         if not wait:
-            return run_id, {}
-        if run_id:
-            wait_for_run(
+            return SentRequest(answer, {}, {})
+        done: Mapping[str, Any] = {}
+        if answer.get("run_id"):
+            done = wait_for_run(
                 nimbus,
-                run_id,
+                answer["run_id"],
                 deadline=deadline,
                 progress=progress,
                 on_document=on_document,
                 on_failure=on_failure,
             )
-        return run_id, wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
+        topology = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
+        return SentRequest(answer, done, topology)
 
-    run_id, document = send_request(
-        nimbus, attempt, token=token, handle=uploaded.handle, progress=progress
-    )
+    sent = send_request(nimbus, attempt, token=token, handle=uploaded.handle, progress=progress)
     return Change(
         name=name,
-        id=document.get("id"),
-        status=document.get("status"),
-        run_id=run_id,
+        id=sent.topology.get("id"),
+        status=sent.topology.get("status"),
+        run_id=sent.answer.get("run_id"),
         seconds=time.monotonic() - started,
         token=token,
         sent=uploaded.sent,
+        result=RunResult.of_document(sent.done),
     )
 
 

@@ -308,6 +308,21 @@ def planned_metadata(
     }
 
 
+def running_metadata(
+    report: results.AssignmentResult, assignment: Assignment, components: Mapping[int, str]
+) -> dict[str, Any]:
+    """Stage 4 of a topology that runs: the assignment in force, which a rebalance may have made.
+
+    The stage plans nothing then.
+    """
+    return {
+        **fields_of(report, "topology_id"),
+        "note": "the topology runs: this is its assignment in force; rebalance it to change that",
+        **stored_metadata(assignment, components, report.name),
+        "supervisors_offered": report.supervisors,
+    }
+
+
 def stored_metadata(
     assignment: Assignment, components: Mapping[int, str], name: str
 ) -> dict[str, Any]:

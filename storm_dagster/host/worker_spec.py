@@ -107,6 +107,8 @@ class HeartbeatFile(BaseModel, frozen=True, extra="ignore"):
 
     A paused worker has lost its lease: it executes no tuple, and waits.
     """
+    failure: str = ""
+    """Task whose component could not be opened, with the error and its place; empty without one."""
 
     @staticmethod
     def read(path: Path) -> "HeartbeatFile | None":

@@ -65,7 +65,7 @@ _PAGE = re.compile(r"/|/hosts|/topologies/[^/]+(/placement|/graph\.svg)?")
 _STATIC = re.compile(r"/static/[a-z]+\.(css|js)")
 """The same for every cluster."""
 _READ = re.compile(
-    r"/metrics|/v1/(cluster|operations|topologies(/.*)?|runs/[^/]+)"
+    r"/metrics|/v1/(cluster|operations|problems|topologies(/.*)?|runs/[^/]+)"
     r"|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
 )
 """Paths that a token of each scope but ``metrics`` may read, besides the pages."""

@@ -26,11 +26,8 @@ from storm_dagster.model.wire import LevelName
 
 MAX_NODE_BYTES = 512 * 1024
 """No node is larger than this. ZooKeeper drops the whole connection at 1 MiB."""
-
 MAX_UNKNOWN_BYTES = 64 * 1024
-"""Largest size of the fields of a record that this release does not know, or half of the record if
-that is more.
-"""
+"""Largest size of a record's unknown fields, or half of the record if that is more."""
 
 TopologyStatus = Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]
 AssignmentType = Literal["Assign", "UpdateTopology", "ScaleTopology"]
@@ -258,6 +255,11 @@ class SupervisorInfo(Record):
     """Boot and folder in which it runs, where a lock admits one at a time; empty: not stated."""
     withdrawn: str = ""
     """Reason why it offers fewer slots than it has, such as a full disk; empty if it offers all."""
+    clock_ahead_secs: float | None = None
+    """Its wall clock less the leader's, a minute ago, as the next two; ``None``: not measured."""
+    disk_free_mb: int | None = None
+    """Free room on the disk of its HOME, in MiB; ``disk_mb``: the size of that disk."""
+    disk_mb: int | None = None
 
 
 class TaskError(Record):
@@ -272,9 +274,7 @@ class TaskError(Record):
     count: int = 1
     """Number of its occurrences."""
     group: str = ""
-    """Type and place: errors of a component with the same group are one record. Empty: each error
-    is a record.
-    """
+    """Type and place; errors of a component with it are one record. Empty: each is a record."""
 
 
 class GrayWorker(Record):

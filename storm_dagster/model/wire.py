@@ -85,6 +85,8 @@ class WorkerReport(msgspec.Struct, omit_defaults=True):
     """Of the worker itself (``__system``): frames dropped, queue lengths, its own clock, CPU time,
     memory.
     """
+    started_for: str = ""
+    """Code and requested restarts for which its process was started; empty: not known."""
 
 
 class Frame(msgspec.Struct, array_like=True):

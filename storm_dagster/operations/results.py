@@ -87,6 +87,8 @@ class AssignmentResult(TopologyResult):
     supervisors: int
     """Supervisors that could get work."""
     result: PlacementResult
+    in_force: Assignment | None = None
+    """The assignment of a topology that is published already."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from storm_dagster.model.version import __version__
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
+from storm_dagster.supervisor.host_figures import HostFigures
 from storm_dagster.supervisor.housekeeping import LOG_BACKUPS, Housekeeper, remove_old_logs, rotate
 from storm_dagster.supervisor.launcher import (
     Launcher,
@@ -109,6 +110,7 @@ class Supervisor:
             wake=self._wake.set,
             upgrades=self._upgrades,
         )
+        self._figures = HostFigures(conf.values, home, self._link.nimbus_urls)
         self._localizer = Localizer(
             self._folder, self._link.nimbus_urls, conf.values, self._stopping, self._link.code_hash
         )
@@ -189,6 +191,7 @@ class Supervisor:
         self._log_service.start(self.table.workers, self._link.state)
         self._link.start()
         self._health.start()
+        self._figures.start(self._stopping)
         # Sets ``stop`` once the address that this supervisor announces is no longer its own.
         watch = self._log_service.announced
         threading.Thread(
@@ -275,7 +278,16 @@ class Supervisor:
             slot = self.table.slots.get(live.port)
             stable = slot is not None and slot.state == "running" and slot.wanted == work
             running = stable and live.status == "running"
-            runs.append(SlotRun(live.port, work.topology_id, work.code_dir, live.started, running))
+            runs.append(
+                SlotRun(
+                    live.port,
+                    work.topology_id,
+                    work.code_dir,
+                    live.started,
+                    running,
+                    live.failure if stable else "",
+                )
+            )
         return runs
 
     def _info(self, count: int) -> SupervisorInfo:
@@ -293,6 +305,9 @@ class Supervisor:
             http=self._log_service.url,
             place=self._place,
             withdrawn=self._withdrawn(),
+            clock_ahead_secs=self._figures.clock_ahead_secs,
+            disk_free_mb=self._figures.disk.free_mb,
+            disk_mb=self._figures.disk.total_mb,
         )
 
     def _withdrawn(self) -> str:

@@ -78,6 +78,8 @@ class LiveWorker:
     """Count of the newest heartbeat; -1 before the first."""
     status: str = ""
     """Status in that heartbeat."""
+    failure: str = ""
+    """Failure in that heartbeat: a task that could not be opened."""
 
 
 def end_descendants(

@@ -161,6 +161,7 @@ class SlotTable:
             if beat is not None and beat.count != live.count:
                 live.count = beat.count
                 live.status = beat.status
+                live.failure = beat.failure
                 self._feed(live.port, model.Beat(live.worker.id), now)
         for port in list(self.slots):
             self._feed(port, model.Tick(), now)

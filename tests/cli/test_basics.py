@@ -258,7 +258,9 @@ def test_doctor_without_a_cluster(tmp_path: Path) -> None:
     broken = [row for row in done.document["findings"] if row["state"] == "broken"]
     assert broken and all(row["mend"] for row in broken)
     # It is not this command's to start again.
-    fix = finding(done, "cluster")["mend"]
+    cluster, unread = [row for row in done.document["findings"] if row["check"] == "cluster"]
+    assert unread["found"].startswith("not looked at")
+    fix = cluster["mend"]
     assert (
         f"storm-dagster daemon nimbus --conf-dir {tmp_path}" in fix
         and "storm-dagster stop" not in fix
@@ -382,12 +384,14 @@ def test_the_cluster_file_decides_where_clients_look(tmp_path: Path) -> None:
 
 
 def test_status_and_stop_of_nothing(tmp_path: Path) -> None:
-    assert run_cli("status", "--json", *NOWHERE, home=tmp_path).check().document["running"] is False
+    done = run_cli("status", "--json", *NOWHERE, home=tmp_path)
+    assert done.code == 4 and done.document["running"] is False
     assert run_cli("stop", "--json", home=tmp_path).check().document["ended"] == 0
 
 
 def test_status_of_a_conf_folder_says_whom_it_asked(tmp_path: Path) -> None:
     done = run_cli("status", "--conf-dir", str(tmp_path), *NOWHERE, home=tmp_path / "home")
+    assert done.code == 4  # No nimbus leads there.
     assert "no cluster runs in" not in done.out and "processes of" not in done.out
     assert "127.0.0.1:1" in done.err
 
@@ -523,7 +527,7 @@ def test_status_says_which_process_is_frozen_and_that_nobody_restarts_anything(
             RunFile.write(home, "supervisor", "s1", pid=supervisor.pid)
 
             def status() -> tuple[dict[str, str], str]:
-                document = run_cli("status", "--json", *NOWHERE, home=home).check().document
+                document = run_cli("status", "--json", *NOWHERE, home=home).document
                 return {row["role"]: row["state"] for row in document["processes"]}, "\n".join(
                     document["advice"]
                 )

@@ -226,6 +226,15 @@ def test_a_worker_counts_as_upgraded_when_its_tasks_run() -> None:
     assert move(state("a:6901"), run("wc-1-1.2")) is None
 
 
+def test_a_task_that_cannot_be_opened_fails_the_upgrade_at_once() -> None:
+    text = "count[7]: ValueError: no file (wc.py, line 12)"
+    under_way = state(upgrading=("a:6901",))
+    kind, _, failed = move(under_way, replace(run("wc-1-1.2", running=False), failure=text))
+    assert kind == "failed" and failed.startswith("a:6901: ") and text in failed
+    # Of the former code it is no failure of the upgrade.
+    assert move(under_way, replace(run("wc-1-1", running=False), failure=text)) is None
+
+
 def test_a_worker_is_back_when_its_tasks_run_the_former_code() -> None:
     back = state("a:6901", rollback=True)
     assert move(back, run("wc-1-1.2")) is None

@@ -96,6 +96,16 @@ def test_a_new_process_begins_at_zero_and_counts_as_a_restart() -> None:
     assert history.restarts("s:1", 700.0) == 0
 
 
+def test_planned_starts_are_no_restarts() -> None:
+    history = TopologyHistory()
+    for second, (pid, started_for) in enumerate([(1, "a:0"), (2, "b:0"), (3, "b:1"), (4, "b:1")]):
+        planned = report(1, 100, pid=pid)
+        planned.started_for = started_for
+        history.receive("s:1", planned, float(second))
+    # Only the last process replaced one of the same code and request.
+    assert history.restarts("s:1", 5.0) == 1
+
+
 def test_restarts_of_a_slot_are_remembered_within_bounds() -> None:
     history = TopologyHistory()
     for pid in range(1000):

@@ -73,19 +73,26 @@ def not_running(
 
     A worker that is being restarted is not gone. 0 for a killed topology.
     """
+    return len(down_tasks(view, topology, now_secs, launch_secs))
+
+
+def down_tasks(
+    view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float
+) -> list[int]:
+    """The tasks that :func:`not_running` counts, ascending."""
     if topology.tasks is None or topology.base.status == "KILLED":
-        return 0
+        return []
     slots = topology_slots(topology)
     tasks = topology.tasks.component_of()
     # All tasks have a live worker: only those that the topology master reports as dead count.
     if len(slots) == len(tasks) and not topology.missing_workers:
-        return len(topology.dead_tasks & tasks.keys())
+        return sorted(topology.dead_tasks & tasks.keys())
     statuses = TaskStatuses(view, topology, now_secs, launch_secs)
-    count = 0
-    for task in tasks:
-        if statuses.of(task, slots.get(task), entry=None) in ("dead", "unassigned"):
-            count += 1
-    return count
+    return [
+        task
+        for task in sorted(tasks)
+        if statuses.of(task, slots.get(task), entry=None) in ("dead", "unassigned")
+    ]
 
 
 def topology_slots(topology: TopologyView) -> dict[int, WorkerSlot]:

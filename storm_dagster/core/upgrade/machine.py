@@ -90,6 +90,8 @@ class SlotRun:
     """Boot clock, seconds."""
     running: bool
     """Its newest beat says that all its tasks run."""
+    failure: str = ""
+    """Task that could not be opened, with its error, by that beat; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,8 @@ def next_move(
     """The write about the worker ``address`` that is due now, or ``None``.
 
     ``run`` is its process, ``None`` without one; ``former`` is the assignment's code. With the new
-    code all tasks must run before the worker counts as upgraded. If they do not run within
-    ``launch_secs`` of the process's start, the upgrade fails.
+    code all tasks must run before the worker counts as upgraded. The upgrade fails at the first
+    task that cannot be opened, or if they do not run within ``launch_secs`` of the process's start.
     """
     phase = worker_phase(address, state)
     record = state.record
@@ -135,12 +137,16 @@ def next_move(
             "upgraded",
             mark.model_copy(update={"boot_id": boot_id, "started": run.started}),
         )
-    if boot_now - run.started <= launch_secs:
+    if run.failure:
+        # The first error is enough: tuples wait as long as the new code is tried again.
+        reason = f"{address}: a task could not be opened with the new code: {run.failure}"
+    elif boot_now - run.started <= launch_secs:
         return None
-    reason = (
-        f"the tasks of {address} did not run within {launch_secs:g} s of its start "
-        "with the new code"
-    )
+    else:
+        reason = (
+            f"the tasks of {address} did not run within {launch_secs:g} s of its start "
+            "with the new code"
+        )
     return Move(address, "failed", mark.model_copy(update={"failed": reason}))
 
 

@@ -32,6 +32,7 @@ from storm_dagster.model.verbs import VERBS, RunEffect, Verb
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cancelling import is_being_submitted
+from storm_dagster.operations.read.answers import lifecycle_answer, moved_tasks
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
 
@@ -243,6 +244,7 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
         raise InvalidRequest(
             f"no topology is given to replace {run.config.name!r}: give `target` in the form"
         )
+    former = topology_by_name(run.ops.cluster.load_view(), run.config.name).assignment
     report: LifecycleResult = run.operate(
         token=run.config.token or run.context.run.run_id,
         handle=handle,
@@ -267,7 +269,7 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
         run.context.log_event(
             dg.AssetMaterialization(asset_key=asset, partition=report.name, metadata=metadata)
         )
-    return report, gap
+    return report, {**gap, "moved_tasks": moved_tasks(former, assignment)}
 
 
 def _killed(name: str, done: str) -> NotAlive:
@@ -446,10 +448,13 @@ def _perform(
             result, more = effect(run, *handle)
         finally:
             end_record(context, ops)
+    moved = int(more.get("moved_tasks", 0))
     outcome, metadata = _metadata(result)
     metadata = {**metadata, **more, "seconds": round(time.monotonic() - began, 3)}
     run.observe(result.name, outcome, metadata)
     context.add_output_metadata(metadata)
+    done = lifecycle_answer(verb.name, result, moved)
+    context.instance.add_run_tags(context.run.run_id, done.to_tags())
     if not context.has_tag(TOPOLOGY_TAG):
         context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: result.name})
 

@@ -24,6 +24,7 @@ from storm_dagster.defs.metadata import (
     placement_metadata,
     planned_metadata,
     published_metadata,
+    running_metadata,
     step_errors,
     table,
     task_components,
@@ -44,8 +45,10 @@ from storm_dagster.model.dagster_names import REBALANCE_JOB, TOKEN_TAG, DagsterN
 from storm_dagster.model.errors import InvalidRequest, NotAlive
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.run_result import RunResult
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.read.answers import rebalance_answer
 from storm_dagster.operations.read.explaining import moves_document
 from storm_dagster.operations.results import ConfResult, RebalanceResult
 from storm_dagster.operations.submit import submission
@@ -159,8 +162,12 @@ def publish_rebalance(
     form = op_config.get("config") or {}
     fields = RebalanceConfig(**form).model_dump()
     report = rebalance(ops, name, **fields, request_id=recorded_request(context))
+    answer = rebalance_answer(report)
+    context.log.info(answer.summary)
+    context.instance.add_run_tags(context.run.run_id, answer.to_tags())
     return {
         **_summary(report),
+        "summary": answer.summary,
         **in_force_metadata(report, task_components(ops, report.topology_id)),
     }
 
@@ -219,6 +226,10 @@ def topology_conf(
         _keep_key(context, ops, names, name)
     for warning in report.warnings:
         context.log.warning(warning)
+    if report.warnings:
+        # The client of the submission reads them there.
+        tags = RunResult(warnings=report.warnings).to_tags()
+        context.instance.add_run_tags(context.run.run_id, tags)
     return _with_seconds(conf_metadata(report), began)
 
 
@@ -284,6 +295,9 @@ def assignment(
         _keep_key(context, ops, names, name)
         for warning in report.placement.warnings:
             context.log.warning(warning)
+        if report.in_force is not None:
+            current = task_components(ops, report.topology_id)
+            return _with_seconds(running_metadata(report, report.in_force, current), began)
         components = read_tasks(ops, token).table.component_of()
         return _with_seconds(planned_metadata(report, components), began)
 

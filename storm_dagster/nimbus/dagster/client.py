@@ -18,6 +18,7 @@ from typing import Any
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames, storage_problem
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
+from storm_dagster.model.run_result import RunResult
 from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
 
 _log = logging.getLogger(__name__)
@@ -397,6 +398,7 @@ def run_document(
     """
     names = names or DagsterNames()
     status = str(run["status"])
+    tags = {str(tag["key"]): str(tag["value"]) for tag in run.get("tags") or ()}
     return {
         "run_id": run["runId"],
         "job": run.get("jobName"),
@@ -405,6 +407,7 @@ def run_document(
         "steps": _step_documents(run, names),
         "error": _error_of(status, failures, names),
         "url": url,
+        **RunResult.of_tags(tags).to_document(),
     }
 
 

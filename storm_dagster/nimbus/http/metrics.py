@@ -28,12 +28,15 @@ from starlette.responses import Response
 from storm_dagster.core.snapshot.stream_metrics import STREAM_METRICS
 from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
 from storm_dagster.core.snapshot.windows import ALL_TIME
+from storm_dagster.host.disk import disk_room
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.latency import prometheus_buckets
 from storm_dagster.model.tables import load_table
+from storm_dagster.model.view import ClusterView
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
+_MIB = 2**20
 _TOPOLOGIES_SECS = 2.0
 """Longest wait for topology masters in one scrape."""
 _TABLE: Mapping[str, Mapping[str, Any]] = load_table(__name__, "metrics")
@@ -97,6 +100,18 @@ class _ClusterMetrics(Collector):
         yield _gauge(
             "storm_nimbus_blobs", "Blobs that this nimbus holds", len(nimbus.blobs.base.keys())
         )
+        disk = disk_room(nimbus.inbox)
+        if disk.free_mb is not None and disk.total_mb is not None:
+            yield _gauge(
+                "storm_nimbus_disk_free_bytes",
+                "Free room on the disk of this nimbus",
+                disk.free_mb * _MIB,
+            )
+            yield _gauge(
+                "storm_nimbus_disk_bytes",
+                "Size of the disk of this nimbus",
+                disk.total_mb * _MIB,
+            )
         connected = nimbus.cluster.session.connected
         yield _gauge("storm_nimbus_zookeeper_connected", "1 while ZooKeeper answers", connected)
         if nimbus.reads is not None:
@@ -129,6 +144,7 @@ class _ClusterMetrics(Collector):
         yield _gauge("storm_slots_total", "Slots of live supervisors", slots)
         live = sum(len(part.live_workers) for part in view.topologies.values())
         yield _gauge("storm_workers_live", "Workers whose session lives", live)
+        yield from _supervisor_metrics(view)
         if health["leader"]:
             # Only the leader reports them, so that sums over all nimbuses are right.
             yield from self._topologies()
@@ -189,6 +205,17 @@ class _ClusterMetrics(Collector):
                 "topology",
                 {(topology.name,): getattr(topology, row["of"]) for topology in topologies},
             )
+
+
+def _supervisor_metrics(view: ClusterView) -> Iterator[Metric]:
+    """Disks and clocks of supervisors, as far as they measure them."""
+    for name, row in _TABLE["supervisors"].items():
+        numbers: dict[tuple[str, ...], float] = {}
+        for supervisor_id, info in sorted(view.supervisors.items()):
+            number = getattr(info, row["of"])
+            if number is not None:
+                numbers[supervisor_id, info.host] = number * row.get("times", 1)
+        yield _gauges(name, row["text"], "supervisor host", numbers)
 
 
 def _user_metrics(

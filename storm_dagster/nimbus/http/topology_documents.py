@@ -27,6 +27,8 @@ class HealthDocument(BaseModel):
     status: Literal["ok", "degraded", "no leader", "no connection to ZooKeeper"]
     cluster_id: str | None
     uptime_secs: int
+    disk_free_mb: Natural | None
+    disk_mb: Natural | None
 
 
 class SubmittedDocument(BaseModel):
@@ -37,9 +39,17 @@ class SubmittedDocument(BaseModel):
 
 
 class RunDocument(BaseModel):
-    """A run of Dagster."""
+    """A run of Dagster.
+
+    ``outcome`` and ``moved`` are null before the run has done its work. ``warnings`` are about the
+    submitted conf.
+    """
 
     status: str
+    outcome: str | None = None
+    moved: Natural | None = None
+    summary: str = ""
+    warnings: list[str] = []
 
 
 class ListRow(BaseModel, extra="ignore"):
@@ -242,6 +252,8 @@ class DeadLettersDocument(BaseModel, extra="forbid"):
 class ChangedDocument(BaseModel):
     """Response to a change; ``run_id`` is null if the leader executed it itself.
 
+    ``outcome``, ``moved`` (tasks) and ``summary`` are those of a change that the leader executed;
+    else they are in the document of the run.
     ``cancelled`` describes the submissions that a kill cancelled; ``status`` is then CANCELLED.
     """
 
@@ -250,6 +262,10 @@ class ChangedDocument(BaseModel):
     name: str
     status: str
     cancelled: str | None = None
+    outcome: str | None = None
+    moved: Natural | None = None
+    summary: str = ""
+    warnings: list[str] = []
 
 
 class BlacklistDocument(BaseModel, extra="forbid"):
@@ -320,3 +336,32 @@ class ClusterDocument(BaseModel):
     events: dict[str, EventLogDocument]
     nimbuses: list[ClusterNimbus]
     supervisors: list[ClusterSupervisor]
+
+
+class ProblemRow(BaseModel, extra="ignore"):
+    """A problem of the cluster, a host or a topology, and its remedy."""
+
+    severity: Literal["broken", "warning"]
+    subject: str
+    text: str
+    remedy: str
+
+
+class ProblemsDocument(BaseModel):
+    """A page of problems; ``next`` begins the page after it.
+
+    ``more`` is the number of topologies on later pages whose tasks do not run, ``not_looked_at`` a
+    sentence for each thing that was left out.
+    """
+
+    now_secs: float
+    supervisors: Natural
+    topologies: Natural
+    healer: bool
+    alarm: str | None
+    corrupt: dict[str, str]
+    events: dict[str, EventLogDocument]
+    problems: list[ProblemRow]
+    next: str | None
+    more: Natural
+    not_looked_at: list[str]

@@ -23,12 +23,14 @@ from storm_dagster.nimbus.http.topology_documents import (
     HealthDocument,
     ListDocument,
     OperationsDocument,
+    ProblemsDocument,
     RunDocument,
     ShowDocument,
     StateDocument,
     SubmittedDocument,
 )
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.cluster_problems import ClusterProblems
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
@@ -107,6 +109,7 @@ class TopologyRoutes:
         self._submissions = submissions
         self._lifecycle = lifecycle
         self._metrics = metrics
+        self._problems = ClusterProblems(nimbus, reader)
 
     @router.route(
         "GET", "/healthz", summary="Health of this nimbus", responses={200: HealthDocument}
@@ -172,6 +175,24 @@ class TopologyRoutes:
     def list_operations(self) -> dict[str, Any]:
         """Operations under way, oldest first."""
         return self._reader.list_operations()
+
+    @router.route(
+        "GET",
+        "/v1/problems",
+        summary="Problems of the cluster, its hosts and its topologies",
+        responses={200: ProblemsDocument},
+        errors=_READ_ERRORS,
+    )
+    def problems(
+        self,
+        limit: Annotated[
+            str | None,
+            Parameter("query", "limit", "Topologies at most, 1 to 500 (50)", schema=int),
+        ],
+        after: PageStart,
+    ) -> dict[str, Any]:
+        """A page of problems; no topology master is asked."""
+        return self._problems.document(limit, after)
 
     @router.route(
         "GET",

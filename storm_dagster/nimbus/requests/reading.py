@@ -16,6 +16,7 @@ from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.snapshot.cluster import supervisors_of
 from storm_dagster.core.snapshot.topology import TopologySnapshot, snapshot_topology
 from storm_dagster.core.upgrade.selection import UpgradeSnapshot
+from storm_dagster.host.disk import disk_room
 from storm_dagster.model import paths
 from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import Corrupt, KeyNotFound, NotAlive, StormDagsterError
@@ -436,6 +437,7 @@ class ClusterReader:
         nimbus = self._nimbus
         leadership = nimbus.status.snapshot
         leading = nimbus.status.epoch is not None
+        disk = disk_room(nimbus.inbox)
         if not nimbus.cluster.session.connected:
             word = "no connection to ZooKeeper"
         elif leading or leadership.leader_http:
@@ -453,6 +455,8 @@ class ClusterReader:
             "cluster_id": nimbus.cluster.cluster_id(),
             "uptime_secs": nimbus.identity.uptime_secs,
             "missing": leadership.missing,
+            "disk_free_mb": disk.free_mb,
+            "disk_mb": disk.total_mb,
         }
 
     def history(self, topology: TopologyView, component: str, day: bool) -> Mapping[str, Any]:

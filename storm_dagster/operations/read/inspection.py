@@ -6,13 +6,13 @@ The rules are in :mod:`storm_dagster.core.invariants`.
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.blobstore.store import BlobMeta, BlobStore
 from storm_dagster.core.invariants.rules import RULES
 from storm_dagster.core.invariants.rules import violations as violations_of
 from storm_dagster.core.invariants.snapshot import (
@@ -33,6 +33,8 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, decode_json, load_stored_conf
 from storm_dagster.operations.live.cleaner import read_tokens, survey
 
+_LISTED_KEYS = 16
+"""Number of blobs above which all of them are listed, instead of a request for each."""
 _BETWEEN_SECS = 1.0
 """Pause between two snapshots of an inspection."""
 
@@ -54,12 +56,19 @@ def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
 
 
 def take_snapshot(
-    ctx: OperationsContext, former: ClusterSnapshot | None = None, *, home: Path | None = None
+    ctx: OperationsContext,
+    former: ClusterSnapshot | None = None,
+    *,
+    home: Path | None = None,
+    confs: dict[str, dict[str, Any]] | None = None,
 ) -> ClusterSnapshot:
     """Snapshot of the cluster, with the snapshot ``former`` of the same observer.
 
-    With ``home`` also of the worker processes of this machine that belong to that HOME.
+    With ``home`` also of the worker processes of this machine that belong to that HOME. ``confs``
+    keeps stored confs for later snapshots, by code folder: a stored conf never changes.
     """
+    if confs is None:
+        confs = {}
     processes = None if home is None else worker_processes(home)
     view = ctx.cluster.load_view()
     visible = _visible_topologies(view)
@@ -76,7 +85,7 @@ def take_snapshot(
         blobs=stored_hashes(ctx.blobs, keys),
         copies=copies,
         wanted_copies={
-            topology.id: _wanted_copies(ctx, topology, nimbuses) for topology in visible
+            topology.id: _wanted_copies(ctx, topology, nimbuses, confs) for topology in visible
         },
         unschedulable=dict(_unschedulable(ctx, visible)),
         rebalance_requests=rebalance_requests,
@@ -106,9 +115,27 @@ def code_keys(view: ClusterView) -> list[str]:
     return keys
 
 
-def stored_hashes(blobs: BlobStore, keys: Iterable[str]) -> dict[str, str]:
-    """Blob key -> SHA-256, of the blobs that are stored."""
+@runtime_checkable
+class _ListingStore(Protocol):
+    """Blob store that describes all its blobs in one call."""
+
+    def list(self, prefix: str = "") -> Sequence[BlobMeta]:
+        """Descriptions of all blobs of the ``prefix``."""
+        ...
+
+
+def stored_hashes(blobs: BlobStore, keys: Collection[str]) -> dict[str, str]:
+    """Blob key -> SHA-256, of the blobs that are stored.
+
+    Many of them are read with one call, if the store has one.
+    """
     hashes: dict[str, str] = {}
+    if len(keys) > _LISTED_KEYS and isinstance(blobs, _ListingStore):
+        wanted = set(keys)
+        for meta in blobs.list():
+            if meta.key in wanted:
+                hashes[meta.key] = meta.sha256
+        return hashes
     for key in keys:
         with suppress(KeyNotFound):
             hashes[key] = blobs.meta(key).sha256
@@ -135,13 +162,21 @@ def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, i
     return copies, nimbuses
 
 
-def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
+def _wanted_copies(
+    ctx: OperationsContext,
+    topology: TopologyView,
+    nimbuses: int,
+    confs: dict[str, dict[str, Any]],
+) -> int:
     """Number of nimbuses that should hold its blobs, at most those that exist."""
-    stored: dict[str, Any] = {}
-    with suppress(StormDagsterError):  # Another rule reports a missing or damaged conf.
-        stored = load_stored_conf(ctx, topology.code_dir)
-    copies = total_conf(ctx.values(), stored).get("topology.min.replication.count")
-    return min(int(copies or 1), max(1, nimbuses))
+    if nimbuses <= 1:
+        return 1
+    code_dir = topology.code_dir
+    if code_dir not in confs:
+        with suppress(StormDagsterError):  # Another rule reports a missing or damaged conf.
+            confs[code_dir] = load_stored_conf(ctx, code_dir)
+    copies = total_conf(ctx.values(), confs.get(code_dir, {})).get("topology.min.replication.count")
+    return min(int(copies or 1), nimbuses)
 
 
 def _unschedulable(
@@ -219,8 +254,9 @@ def inspect_cluster(
     snapshots = 0
     healing_rules = {rule.name for rule in RULES if rule.heals}
     confirmed: dict[Violation, None] = {}
+    confs: dict[str, dict[str, Any]] = {}
     while True:
-        snapshot = take_snapshot(ctx, former, home=home)
+        snapshot = take_snapshot(ctx, former, home=home, confs=confs)
         violations = violations_of(snapshot)
         now = ctx.monotonic()
         counted, pending = confirm_violations(

@@ -175,9 +175,11 @@ def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     record, staged, runnable = _read_staged(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
     view = ctx.cluster.load_view()
-    if record.topology_id in view.topologies:
-        # It is published already: no other placement is staged.
-        return _assignment_report(record, read_placement(ctx, token).result, view)
+    published = view.topologies.get(record.topology_id)
+    if published is not None:
+        # No other placement is staged. Later ones may have replaced the staged one since.
+        report = _assignment_report(record, read_placement(ctx, token).result, view)
+        return replace(report, in_force=published.assignment)
     check_target(view, record)
     planned = _plan(ctx, view, record, staged, runnable)
     write_part(ctx, token, "placement", planned)

@@ -63,6 +63,8 @@ class _Mark(NamedTuple):
     buckets: dict[str, Buckets]
     """Execute latencies of bolts, and complete latencies of spouts, by component."""
     report: Mapping[str, TaskReport]
+    started_for: str = ""
+    """Code and requested restarts for which its process was started; empty: not known."""
 
 
 def _mark(report: WorkerReport, received: float) -> _Mark:
@@ -96,6 +98,7 @@ def _mark(report: WorkerReport, received: float) -> _Mark:
         tasks=tasks,
         buckets={name: sum_buckets(parts) for name, parts in latencies.items()},
         report=report.tasks,
+        started_for=report.started_for,
     )
 
 
@@ -136,12 +139,15 @@ class TopologyHistory:
         marks = self._marks.setdefault(key, deque(maxlen=100))
         mark = _mark(report, now)
         if marks and marks[-1].pid != mark.pid:
+            # A process for other code, or for a requested restart, was planned.
+            is_planned = marks[-1].started_for != mark.started_for
             marks.clear()
-            starts = self._starts.get(key, [])[-_MAX_STARTS:]
-            self._starts[key] = [*starts, now]
+            if not is_planned:
+                starts = self._starts.get(key, [])[-_MAX_STARTS:]
+                self._starts[key] = [*starts, now]
         if not marks and mark.secs < 60:
             # A new process: all its counters began at 0.
-            marks.append(_Mark(mark.pid, 0.0, 0.0, now, {}, {}, {}))
+            marks.append(_Mark(mark.pid, 0.0, 0.0, now, {}, {}, {}, mark.started_for))
         marks.append(mark)
         # The first mark is the newest one that is old enough.
         while len(marks) > 2 and mark.secs - marks[1].secs >= _WINDOW_SECS:
@@ -153,7 +159,10 @@ class TopologyHistory:
         self._starts = {key: starts for key, starts in self._starts.items() if key in slots}
 
     def restarts(self, key: str, now: float) -> int:
-        """Number of replaced processes of a slot in the last ten minutes."""
+        """Number of replaced processes of a slot in the last ten minutes.
+
+        Starts that an upgrade, an update or a restart has requested are left out.
+        """
         return sum(1 for at in self._starts.get(key, ()) if now - at < 600.0)
 
     def flow(self, now: float) -> Figures:

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,12 @@ from storm_dagster.worker.tasks.stacks import component_stack
 _log = logging.getLogger(__name__)
 
 
-_BEAT_BYTES = 512
+_BEAT_BYTES = 2048
 """Length of each beat: all are equally long, so that one can be written over another."""
+
+
+_MAX_FAILURE_CHARS = 250
+"""Length of a failure in a beat: JSON may need six bytes for a character."""
 
 
 @dataclass(eq=False)
@@ -39,6 +43,8 @@ class HeartbeatThread:
     """Number of passes of the loop so far."""
     status: Callable[[], str]
     """Status of the worker, for the beat."""
+    failure: Callable[[], str] = str
+    """A task that could not be opened, with its error; empty without one."""
     watch: Callable[[], None] = lambda: None
     """Called every ``secs`` seconds, before the beat."""
 
@@ -68,11 +74,19 @@ class HeartbeatThread:
                 written_passes = passes
                 self._beat()
 
+    def _bounded_failure(self) -> str:
+        """The failure, with which a beat has not more than its length."""
+        return self.failure().encode("ascii", "replace").decode()[:_MAX_FAILURE_CHARS]
+
     def _beat(self) -> None:
         """Write the file. An error is logged: the next beat tries again."""
         self._count += 1
         beat = HeartbeatFile(
-            pid=os.getpid(), time_boot=boot_clock(), count=self._count, status=self.status()
+            pid=os.getpid(),
+            time_boot=boot_clock(),
+            count=self._count,
+            status=self.status(),
+            failure=self._bounded_failure(),
         )
         text = beat.model_dump_json().ljust(_BEAT_BYTES)
         try:
@@ -84,6 +98,14 @@ class HeartbeatThread:
                 os.pwrite(self._file, text.encode(), 0)
         except OSError as error:
             _log.warning("the heartbeat file %s cannot be written: %s", self.path, error)
+
+
+def first_start_failure(runners: Iterable[Runner]) -> str:
+    """The failure of the first task that could not be opened; empty without one."""
+    for runner in runners:
+        if runner.start_failure:
+            return runner.start_failure
+    return ""
 
 
 class BlockedLoop(StormDagsterError):

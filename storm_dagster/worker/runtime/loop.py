@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -339,6 +340,7 @@ class Loop:
                 "cpu_ms": int(time.process_time() * 1000),
                 "memory_bytes": memory_bytes(),
             },
+            started_for=f"{Path(spec.code_dir).name}:{spec.restarts}",
         )
 
     def _report(self, now: float) -> None:

@@ -31,7 +31,7 @@ from storm_dagster.worker.dataplane.events import EventSender
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.cluster_sync import ClusterSync
-from storm_dagster.worker.runtime.heartbeat import HeartbeatThread, Watchdog
+from storm_dagster.worker.runtime.heartbeat import HeartbeatThread, Watchdog, first_start_failure
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.loop import Loop
 from storm_dagster.worker.tasks.errors import ErrorReporter
@@ -213,7 +213,12 @@ def _run(
     )
     beat_secs = float(conf.get("worker.heartbeat.frequency.secs") or 1)
     heartbeat = HeartbeatThread(
-        Path(spec.heartbeat_path), beat_secs, lambda: loop.passes, loop.status, watchdog.check
+        Path(spec.heartbeat_path),
+        beat_secs,
+        lambda: loop.passes,
+        loop.status,
+        lambda: first_start_failure(list(engine.runners.values())),
+        watchdog.check,
     )
     heartbeat.start()
     sync.start()

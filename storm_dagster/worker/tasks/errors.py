@@ -12,6 +12,27 @@ from typing import Any
 from storm_dagster.model.conf import mask_text
 
 _log = logging.getLogger(__name__)
+_MAX_ERROR_CHARS = 150
+"""Characters of the text of an error in one line."""
+
+_PACKAGE = str(Path(__file__).parents[2])
+"""Folder of this package: an author looks for the place of an error in other files."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Type, text, file and line of an error, in one line.
+
+    The place is the last one outside of this package, if there is one.
+    """
+    try:
+        text = " ".join(str(error).split())[:_MAX_ERROR_CHARS]
+    except Exception:
+        text = "it cannot be shown"
+    frames = traceback.extract_tb(error.__traceback__)
+    own_frames = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    frame = (own_frames or list(frames))[-1:]
+    place = "".join(f" ({Path(part.filename).name}, line {part.lineno})" for part in frame)
+    return f"{type(error).__name__}: {text}{place}"
 
 
 @dataclass(eq=False)

@@ -23,6 +23,7 @@ from storm_dagster.worker.dataplane.sending import (
 from storm_dagster.worker.dataplane.tree import LOST, Reason
 from storm_dagster.worker.state.host import MAX_RETRY_SECS
 from storm_dagster.worker.tasks.error_pauses import ErrorPauses
+from storm_dagster.worker.tasks.errors import describe_error
 from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.stats import TaskStats
 from storm_dagster.worker.tasks.system_wait import SystemWait
@@ -143,6 +144,8 @@ class Runner:
         """True if the engine must restart the task. Any thread."""
         self.loop_secs = 0.0
         """Time in which the loop has run this task, in seconds. Read by any thread."""
+        self.start_failure = ""
+        """Error of the last attempt to open the component; empty once it is open. Any thread."""
         self._retry_at = 0.0
         """Time before which the component is not opened."""
         self._pauses = Backoff(1.0, MAX_RETRY_SECS)
@@ -174,6 +177,7 @@ class Runner:
             self.start_failed(error, now)
             return False
         self.status = "running"
+        self.start_failure = ""
         self.next_tick = now + (self.tick_secs or 0.0)
         self.wait.end("initialize")
         return True
@@ -189,6 +193,7 @@ class Runner:
             pause = self.wait.pause_secs()
         else:
             self.report(error, "initialize")
+            self.start_failure = f"{self.component}[{self.task_id}]: {describe_error(error)}"
         if self.state is not None:
             self.state.log.close()
             self.state = None

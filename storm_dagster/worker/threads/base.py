@@ -132,6 +132,7 @@ class ThreadMixin(Runner, ABC):
             self.start_failed(error, now)
             return False
         self.status = "running"
+        self.start_failure = ""
         self.next_tick: float = now + (self.tick_secs or 0.0)
         self.wait.end("initialize")
         return True

@@ -348,6 +348,7 @@ def _handles() -> tuple[Any, Any]:
         conf=_conf(),
         identity=types.SimpleNamespace(host="localhost", version="0"),
         logs=Path(tempfile.gettempdir()),
+        inbox=Path(tempfile.gettempdir()),
         uploads=(),
         unreported=(),
         blobs=types.SimpleNamespace(base=types.SimpleNamespace(keys=lambda: [])),

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -492,6 +493,7 @@ class FixedCluster:
             shown_view=lambda: self.view,
             reads=None,
             uploads=(),
+            inbox=Path("/"),
             unreported=(),
             alarm=None,
             paused_causes=(),

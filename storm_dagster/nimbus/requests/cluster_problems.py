@@ -1,0 +1,211 @@
+"""Document of ``GET /v1/problems``: everything that is wrong, from one view of the cluster.
+
+No topology master is asked: the answer does not depend on the processes that are in trouble.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from storm_dagster.core.host_problems import (
+    ClusterProblem,
+    nimbus_problems,
+    supervisor_problems,
+)
+from storm_dagster.core.snapshot.statuses import down_tasks
+from storm_dagster.http.clocks import clock_ahead_secs
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.operations.read import status
+from storm_dagster.operations.read.explaining import problems, slow_call_problems, state_problems
+from storm_dagster.security.settings import Security
+
+_LIMIT = 50
+"""Topologies with problems in a page by default."""
+_MAX_LIMIT = 500
+_REASONS_SECS = 2.0
+"""Time for the reasons why tasks do not run, and for what is read of other topologies. A page is
+also complete without them: it says what it did not look at.
+"""
+_HEALTH_SECS = 1.0
+"""Longest wait for the other nimbuses, which are asked at the same time."""
+
+
+class ClusterProblems:
+    """Reader of the problems of one cluster."""
+
+    def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
+        self._nimbus = nimbus
+        self._reader = reader
+
+    def document(self, limit: str | None = None, after: str | None = None) -> dict[str, Any]:
+        """A page: problems of the cluster and its hosts, and of up to ``limit`` topologies.
+
+        Topologies whose tasks do not run come first, then the others, each by name. ``after`` is
+        ``next`` of the page before; later pages have topologies only. ``more`` is the number of
+        topologies with problems on later pages, as far as they are known; ``not_looked_at`` has a
+        sentence for each thing that was left out.
+        """
+        size = _number(limit, "limit", _LIMIT, 1, _MAX_LIMIT)
+        start = _number(after, "after", 0, 0, 10**9)
+        view = self._reader.view()
+        rows: list[ClusterProblem] = []
+        not_looked_at: list[str] = []
+        if start == 0:
+            rows += supervisor_problems(view.supervisors)
+            nimbuses = self._nimbuses(not_looked_at)
+            rows += nimbus_problems(nimbuses)
+        search = _TopologySearch(self._nimbus, self._reader, view)
+        topology_rows, following, more = search.page(start, size)
+        rows += topology_rows
+        not_looked_at += search.not_looked_at
+        cluster = self._reader.cluster()
+        return {
+            "now_secs": time.time(),
+            "supervisors": len(view.supervisors),
+            "topologies": len(view.topologies),
+            "healer": cluster["healer"],
+            "alarm": cluster["alarm"],
+            "healing": cluster["healing"],
+            "corrupt": cluster["corrupt"],
+            "events": cluster["events"],
+            "problems": [row.to_document() for row in rows],
+            "next": following,
+            "more": more,
+            "not_looked_at": not_looked_at,
+        }
+
+    def _nimbuses(self, not_looked_at: list[str]) -> list[Mapping[str, Any]]:
+        """Disk and clock of each nimbus; a nimbus that does not answer is named."""
+        identity = self._nimbus.identity
+        own = {**self._reader.health(), "host": identity.host, "clock_ahead_secs": 0.0}
+        rows: list[Mapping[str, Any]] = [own]
+        peers = self._nimbus.peers()
+        if not peers:
+            return rows
+        options = Security.of(self._nimbus.conf).client_options()
+        with (
+            httpx.Client(timeout=_HEALTH_SECS, **options) as http,
+            ThreadPoolExecutor(len(peers)) as pool,
+        ):
+            answers = pool.map(lambda peer: _health_of(http, peer.http), peers)
+            for peer, answer in zip(peers, answers, strict=True):
+                if answer is None:
+                    not_looked_at.append(f"nimbus {peer.address}, which does not answer")
+                else:
+                    host = peer.address.rpartition(":")[0]
+                    rows.append({**answer, "address": peer.address, "host": host})
+        return rows
+
+
+def _health_of(http: httpx.Client, url: str) -> dict[str, Any] | None:
+    """Document of ``/healthz`` of another nimbus, with its clock; ``None`` without an answer."""
+    asked_at = time.time()
+    try:
+        response = http.get(f"{url}/healthz")
+        document = response.json()
+    except (httpx.HTTPError, ValueError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    behind_secs = clock_ahead_secs(response.headers, asked_at)
+    ahead_secs = None if behind_secs is None else -behind_secs
+    return {**document, "clock_ahead_secs": ahead_secs}
+
+
+def _number(text: str | None, name: str, default: int, lowest: int, highest: int) -> int:
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 10 or not lowest <= int(text) <= highest:
+        raise InvalidRequest(f"{name} {text!r:.40} must be a number from {lowest} to {highest}")
+    return int(text)
+
+
+class _TopologySearch:
+    """Search for the problems of topologies, within a time."""
+
+    def __init__(self, nimbus: Nimbus, reader: ClusterReader, view: ClusterView) -> None:
+        self._nimbus = nimbus
+        self._reader = reader
+        self._view = view
+        self._now_secs = int(time.time())
+        self._ends_at = time.monotonic() + _REASONS_SECS
+        self.not_looked_at: list[str] = []
+        self._skipped = 0
+        """Topologies of the page that were not looked at, since the time is over."""
+
+    def page(self, start: int, size: int) -> tuple[list[ClusterProblem], str | None, int]:
+        """Problems of ``size`` topologies, the begin of the next page, and how many more have some.
+
+        Of a topology whose tasks all run, it is not known whether it has a problem before it is
+        looked at: those are not counted.
+        """
+        launch_secs = float(self._nimbus.conf["nimbus.task.launch.secs"])
+        down_of: dict[str, list[int]] = {}
+        for topology in self._view.topologies.values():
+            down_of[topology.id] = down_tasks(self._view, topology, self._now_secs, launch_secs)
+
+        def order(topology: TopologyView) -> tuple[bool, str]:
+            return not down_of[topology.id], topology.base.name
+
+        topologies = sorted(self._view.topologies.values(), key=order)
+        rows: list[ClusterProblem] = []
+        found = 0
+        position = start
+        for topology in topologies[start:]:
+            if found == size:
+                break
+            position += 1
+            own_rows = list(self._rows_of(topology, down_of[topology.id]))
+            found += bool(own_rows)
+            rows += own_rows
+        if self._skipped:
+            self.not_looked_at.append(
+                f"state and slow calls of {self._skipped} topologies whose tasks run"
+                " (storm-dagster show NAME)"
+            )
+        more = sum(1 for topology in topologies[position:] if down_of[topology.id])
+        return rows, str(position) if position < len(topologies) else None, more
+
+    def _rows_of(self, topology: TopologyView, down: list[int]) -> Iterator[ClusterProblem]:
+        """Problems of one topology."""
+        name = topology.base.name
+        is_over = time.monotonic() > self._ends_at
+        if down and is_over:
+            sentences = [f"{len(down)} tasks do not run"]
+        elif down:
+            sentences = [*self._reasons(topology, down), *self._others(topology)]
+        elif is_over:
+            self._skipped += 1
+            return
+        else:
+            sentences = self._others(topology)
+        for sentence in sentences:
+            text = f"topology {name}: {sentence}"
+            yield ClusterProblem("warning", f"topology {name}", text, f"storm-dagster show {name}")
+
+    def _reasons(self, topology: TopologyView, down: list[int]) -> list[str]:
+        """Reasons why tasks do not run."""
+        try:
+            runnable = self._reader.runnable(topology.id)
+            reasons = problems(self._view, topology, runnable, down)
+        except StormDagsterError as error:
+            return [f"{len(down)} tasks do not run, and the reason is not known: {error.message}"]
+        return reasons or [f"{len(down)} tasks do not run"]
+
+    def _others(self, topology: TopologyView) -> list[str]:
+        """Sentences about the place of its state, and about slow calls."""
+        try:
+            context = self._nimbus.operations(epoch=-1)
+            errors = status.errors_of(context, topology.id)
+            return [
+                *state_problems(self._nimbus.cluster, topology),
+                *slow_call_problems(errors, self._now_secs),
+            ]
+        except StormDagsterError as error:
+            return [f"its errors cannot be read: {error.message}"]
