@@ -94,9 +94,9 @@ def change_topology(
     submissions that is not in ``conf`` is kept (``topology.update.keep.conf``). An error of new
     code is raised as the error of its kind, and the old code continues to run. A verb that brings
     code has a token, with which it is repeated if the leader changes
-    (:mod:`storm_dagster.client.repeating`); other verbs are continued by their run, or executed by the next leader. ``timeout``
-    (seconds) bounds the wait after ``wait_secs``; ``dry_run`` only returns the changes that it
-    would make.
+    (:mod:`storm_dagster.client.repeating`); other verbs are continued by their run, or executed by
+    the next leader. ``timeout`` (seconds) bounds the wait after ``wait_secs``; ``dry_run`` only
+    returns the changes that it would make.
     """
     started = time.monotonic()
     row = VERBS[verb]
