@@ -457,7 +457,7 @@ def _error_of(
 
     A step leaves the typed error in the metadata of its failure; without one, the message is that
     of the first failure. A run that was ended from outside (its process killed, canceled) is
-    is ``Unavailable``: the request was right, and repeating it continues the work of the run. A
+    ``Unavailable``: the request was right, and repeating it continues the work of the run. A
     step whose partition key was dropped is ``NotAlive``: the key goes with a killed topology.
     """
     if status not in ("FAILURE", "CANCELED"):
