@@ -58,6 +58,7 @@ class StateTask(Protocol):
     held: bool
     awaits_target: bool
     events_full: bool
+    events_wait: bool
     wait: Any
     """Wait for a system that the component named (``SystemWait``)."""
     state: Any
@@ -80,6 +81,10 @@ class StateTask(Protocol):
 
     def metric(self, name: str, value: Any) -> None:
         """Keep the newest value of a metric."""
+        ...
+
+    def publish(self, name: str, value: Any) -> None:
+        """Keep the newest value of a metric; any thread that runs the task."""
         ...
 
     def call_in_loop(self, action: Callable[[], Any]) -> None:
