@@ -1,7 +1,8 @@
 """Runs of healing while hosts come and go: a topology gets few runs that change nothing, and each
 one that can be placed is placed soon.
 
-A sensor, whose attempts are runs that start late, and the leader behind it heal a cluster of values.
+A sensor, whose attempts are runs that start late, and the leader behind it heal a cluster of
+values.
 """
 
 from __future__ import annotations

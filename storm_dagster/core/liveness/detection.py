@@ -302,14 +302,9 @@ class _Check:
     waiting: list[str] = field(default_factory=list)
 
     def usable_slots(self, topology: TopologyView) -> UsableSlots:
-        """Slots that the topology may use, without its reserve.
-
-        The view has no conf. So a cause that free slots make is planned before it is a run
-        (:mod:`storm_dagster.core.liveness.retries`).
-        """
-        return usable_slots(
-            self.view, placing=[topology.id], avoid=self.silent, bounds=self.limits.users
-        )
+        """Slots that the topology may use, with its reserve, which only a plan knows."""
+        users = self.limits.users
+        return usable_slots(self.view, placing=[topology.id], avoid=self.silent, bounds=users)
 
     def is_restarting(self, worker: WorkerSlot) -> bool:
         """True if the worker's supervisor reports that it restarts the worker."""
@@ -482,9 +477,8 @@ class _TopologyCheck:
     def _check_free_room(self, memory: TopologyMemory) -> FirstSeen | UnsetType:
         """Check for too few workers; return ``TopologyMemory.room``.
 
-        Tasks are spread once slots were free for longer than a host may come and go. They are not
-        spread soon after another placement, so that hosts that come and go do not move the tasks
-        repeatedly.
+        Tasks are spread once slots were free for longer than a host may come and go, and not soon
+        after another placement: hosts that come and go must not move them repeatedly.
         """
         base = self._topology.base
         executors = sum(

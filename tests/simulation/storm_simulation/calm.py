@@ -230,8 +230,8 @@ class Calm:
             # Without Dagster the leader heals, after it has missed it for a while.
             gone.append(cluster.dagster.host.name)
             secs += 2.0 * float(cluster.conf()["nimbus.monitor.backstop.secs"])
-        # After a run that changed nothing the sensor leaves a topology to the leader for a minute, and
-        # here both may be lost at once.
+        # After a run that changed nothing the sensor leaves a topology to the leader for a minute,
+        # and here both may be lost at once.
         times = cluster.dagster.healing_runs.fruitless.values()
         last_fruitless = max((max(each) for each in times), default=-60.0)
         cluster.run(max(0.0, last_fruitless + 60.0 - cluster.kernel.now))
@@ -258,7 +258,7 @@ class Calm:
             for key in (code_key(code_dir), conf_key(code_dir), jar_key(code_dir))
         )
 
-    # -- hosts come and go ---------------------------------------------------------------------------
+    # -- hosts come and go --------------------------------------------------------------------------
 
     def _flapping(self) -> None:
         """While no host is open to new work, hosts come and go: few runs change nothing."""
