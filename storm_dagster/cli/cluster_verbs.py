@@ -380,7 +380,10 @@ def stop(invocation: Invocation) -> None:
 
 @verb("status")
 def status(invocation: Invocation) -> None:
-    """Show the processes, leader, nimbuses, supervisors and topologies of a cluster."""
+    """Show the processes, leader, nimbuses, supervisors and topologies of a cluster.
+
+    CPU (100 % is a core) and memory of a supervisor are followed by where they come from.
+    """
     cluster = ClusterFile.read(invocation.home) if invocation.conf_dir is None else None
     document = _status_document(invocation, cluster)
     if invocation.json:
@@ -482,7 +485,7 @@ def _print_members(document: dict[str, Any]) -> None:
     """
     tables = (
         ("nimbuses", "host:port http role uptime version"),
-        ("supervisors", "id host ports used uptime"),
+        ("supervisors", "id host ports used uptime cpu memory"),
     )
     for kind, columns in tables:
         rows = [row_for_table(row) for row in document[kind]]

@@ -256,6 +256,10 @@ class SupervisorInfo(Record):
     """Ports whose worker crashed and is being restarted in place."""
     place: str = ""
     """Boot and folder in which it runs, where a lock admits one at a time; empty: not stated."""
+    cpu_source: str = ""
+    """Origin of ``cpu``: a conf key, the machine, or a limit of its process; empty: not stated."""
+    memory_source: str = ""
+    """Origin of ``memory_mb``, as of ``cpu``."""
 
 
 class TaskError(Record):
@@ -270,9 +274,7 @@ class TaskError(Record):
     count: int = 1
     """Number of its occurrences."""
     group: str = ""
-    """Type and place: errors of a component with the same group are one record. Empty: each error
-    is a record.
-    """
+    """Type and place. Errors of a component with the same group are one record; empty: never."""
 
 
 class GrayWorker(Record):

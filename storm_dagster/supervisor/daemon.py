@@ -17,6 +17,7 @@ from pathlib import Path
 
 from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worker, check_ports
 from storm_dagster.core.upgrade.machine import SlotRun
+from storm_dagster.host.capacity import Capacity
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.files import hold_folder
 from storm_dagster.host.processes import RunFile
@@ -77,6 +78,7 @@ class Supervisor:
         self._conf = conf
         self._home = home
         self._ports = tuple(sorted(ports))
+        self._capacity = _found_capacity(conf)
         self._folder = home / "supervisor" / supervisor_id
         self._started = int(time.time())
         """Start in epoch seconds, for the record of the supervisor."""
@@ -284,12 +286,14 @@ class Supervisor:
             started=self._started,
             count=count,
             version=__version__,
-            cpu=self._conf["supervisor.cpu.capacity"],
-            memory_mb=self._conf["supervisor.memory.capacity.mb"],
+            cpu=self._capacity.cpu,
+            memory_mb=self._capacity.memory_mb,
             rack=self._conf["supervisor.rack"],
             restarting=self._restarting,
             http=self._log_service.url,
             place=self._place,
+            cpu_source=self._capacity.cpu_source,
+            memory_source=self._capacity.memory_source,
         )
 
     def _save(self) -> None:
@@ -393,6 +397,15 @@ def _write_error(housekeeper: Housekeeper, probe: Path) -> OSError | None:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
     return None
+
+
+def _found_capacity(conf: ClusterConf) -> Capacity:
+    """CPU and memory that this supervisor offers, which are logged with where they come from."""
+    capacity = Capacity.of(conf.values)
+    _log.info("this supervisor offers %s", capacity.text)
+    for problem in capacity.problems:
+        _log.warning("%s", problem)
+    return capacity
 
 
 def _start_order(live: LiveWorker) -> tuple[int, int]:

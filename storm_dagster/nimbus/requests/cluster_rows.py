@@ -18,6 +18,10 @@ def supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
         "version": info.version,
         "http": info.http,
         "blacklisted": supervisor.blacklisted,
+        "cpu": info.cpu,
+        "cpu_source": info.cpu_source,
+        "memory_mb": info.memory_mb,
+        "memory_source": info.memory_source,
     }
 
 
