@@ -22,6 +22,7 @@ from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.files import hold_folder
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
+from storm_dagster.http.probes import LoopPasses
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.records import SupervisorInfo
@@ -90,6 +91,7 @@ class Supervisor:
         """Wakes the loop."""
         self._passes = 0
         """Completed passes of the loop: the heartbeat requires new ones."""
+        self._loop = LoopPasses()
         self._logs_checked_at = 0.0
         """Epoch seconds at which old logs were last removed."""
         self._stopping = threading.Event()
@@ -188,7 +190,13 @@ class Supervisor:
 
     def serve(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set. The workers continue."""
-        self._log_service.start(self.table.workers, self._link.state)
+        self._loop.passed()
+        self._log_service.start(
+            self.table.workers,
+            self._link.state,
+            live=self._loop.problems,
+            ready=lambda: self._readiness_problems(stop),
+        )
         self._link.start()
         self._health.start()
         # Sets ``stop`` once the address that this supervisor announces is no longer its own.
@@ -222,6 +230,13 @@ class Supervisor:
             self._spares.close()
             self._localizer.close()
 
+    def _readiness_problems(self, stop: threading.Event) -> list[str]:
+        """Reasons why this supervisor gets no new work: its end, and those of the link."""
+        problems = self._link.readiness_problems()
+        if stop.is_set():
+            problems.append("this supervisor ends, and takes no new work")
+        return problems
+
     def _wake_at_stop(self, stop: threading.Event) -> None:
         stop.wait()
         self._wake.set()
@@ -247,6 +262,7 @@ class Supervisor:
         self._memory.check(self.table.workers(), now, placed_workers)
         self._save()
         self._passes += 1
+        self._loop.passed()
         restarting = self.table.restarting()
         offered = self._offered_ports(healthy)
         if restarting != self._restarting or offered != self._offered:
