@@ -179,6 +179,7 @@ CONF_KEY = re.compile(
 NO_CONF = {
     *("storm.yaml", "dagster.yaml", "spark.jars.packages", "spark.executor.memory"),
     *("spark.sql.extensions", "spark.sql.shufle.partitions", "spark.executor.memry"),
+    "spark.sql.shuffle.partitions",
     "topology.metrics.reporters",
 }
 """Files, keys of Spark's own, and one that docs/migration.md says not to exist."""
