@@ -93,9 +93,10 @@ def configuration_page() -> list[str]:
     lines = [
         "# Configuration",
         "",
-        "Shipped defaults, then `HOME/storm.yaml` (or the `storm.yaml` of `--conf-dir`), then `-c KEY=VALUE`; a "
-        "topology's own conf lies over the `topology.` keys. `storm-dagster conf` prints each value and where "
-        "it comes from. An unknown key below one of these prefixes is refused with the nearest known one. *Set by* "
+        "Shipped defaults, then `HOME/storm.yaml` (or the `storm.yaml` of `--conf-dir`), then the files "
+        "`storm.d/*.yaml` beside it in the order of their names, then `-c KEY=VALUE`; a topology's own conf "
+        "lies over the `topology.` keys. `storm-dagster conf` prints each value and the file that sets it. "
+        "An unknown key below one of these prefixes is refused with the nearest known one. *Set by* "
         "says who may set a key: the cluster's conf alone, also the topologies of administrators, or those of "
         "all users. Workers get the cluster's value of the keys that have a yes under *workers*.",
         "",

@@ -384,7 +384,8 @@ def stop(invocation: Invocation) -> None:
 def status(invocation: Invocation) -> int:
     """Show the processes, leader, nimbuses, supervisors and topologies of a cluster.
 
-    Exits with 4 if no nimbus leads.
+    CPU (100 % is a core) and memory of a supervisor are followed by where they come from. Exits
+    with 4 if no nimbus leads.
     """
     cluster = ClusterFile.read(invocation.home) if invocation.conf_dir is None else None
     document = _status_document(invocation, cluster)
@@ -491,7 +492,7 @@ def _print_members(document: dict[str, Any]) -> None:
     """
     tables = (
         ("nimbuses", "host:port http role uptime version"),
-        ("supervisors", "id host ports used uptime"),
+        ("supervisors", "id host ports used uptime cpu memory"),
     )
     for kind, columns in tables:
         rows = [row_for_table(row) for row in document[kind]]

@@ -24,6 +24,7 @@ from storm_dagster.cli.options import Invocation, verb, verb_group
 from storm_dagster.cli.output import notify
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.host.files import write_atomically
+from storm_dagster.host.machine_size import whole_cpus
 from storm_dagster.host.memory import keep_one_heap
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf
@@ -255,7 +256,11 @@ def _secure_nodes(invocation: Invocation) -> None:
     type=click.IntRange(1, 65535),
     help="Serve Spark's web UI on this port of loopback. [default: closed]",
 )
-@click.option("--cores", type=click.IntRange(1), help="Cores that a worker offers. [default: all]")
+@click.option(
+    "--cores",
+    type=click.IntRange(1),
+    help="Cores that a worker offers. [default: all that its process may use]",
+)
 @click.option("--memory", help="Memory that a worker offers to executors. [default: 1g]")
 @click.option("--id", help="Name of a worker's folder. [default: 0]")
 def spark(
@@ -344,7 +349,7 @@ def _become_part(
         host=check_exposure(conf, f"the Spark {role}", "secret", options["host"]),
         port=port,
         ui_port=options["ui_port"],
-        worker=(master, options["cores"] or os.cpu_count() or 1, options["memory"] or "1g"),
+        worker=(master, options["cores"] or whole_cpus(), options["memory"] or "1g"),
     )
     _become(command, home, f"spark-{role}", {role: port}, standalone_environment(folder), id)
 

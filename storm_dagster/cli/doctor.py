@@ -24,6 +24,7 @@ from storm_dagster.cli.health import HealthResult, check_dagster
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_json, print_table
 from storm_dagster.core.host_problems import disk_severity
+from storm_dagster.host.capacity import Capacity
 from storm_dagster.host.disk import disk_room
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.processes import RunFile
@@ -279,12 +280,22 @@ def _disk(invocation: Invocation) -> Iterator[HealthResult]:
         yield "ok", f"{free:.0f} GiB free in {folder}", ""
 
 
+def _sizes(invocation: Invocation) -> Iterator[HealthResult]:
+    """Report the CPU and memory of a supervisor that is started here, and where they come from."""
+    capacity = Capacity.of(invocation.conf.values)
+    for problem in capacity.problems:
+        text, _, remedy = problem.rpartition("; ")
+        yield "warning", text, remedy
+    yield "ok", f"a supervisor here offers {capacity.text}", ""
+
+
 # Name of a check -> the function that yields its results, in the order of the output.
 _CHECKS: dict[str, Callable[[Invocation], Iterator[HealthResult]]] = {
     "system": _system,
     "Java": _java,
     "packages": _packages,
     "conf": _conf,
+    "sizes": _sizes,
     "ports": _ports,
     "ZooKeeper": _zookeeper,
     "Spark": _spark,
@@ -293,7 +304,7 @@ _CHECKS: dict[str, Callable[[Invocation], Iterator[HealthResult]]] = {
     "clock": _clock,
     "disk": _disk,
 }
-_BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
+_BY_CONF = {"sizes", "ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
 """Checks that are omitted if the conf cannot be read; the check of the conf reports that."""
 
 

@@ -122,7 +122,7 @@ def _common_options(function: Function) -> Function:
         click.option(
             "--conf-dir",
             metavar="DIR",
-            help="Folder of storm.yaml; its nimbus.seeds name the cluster.",
+            help="Folder of storm.yaml and storm.d/*.yaml; their nimbus.seeds name the cluster.",
         ),
         click.option(
             "-c",

@@ -123,6 +123,10 @@ def row_for_table(row: Mapping[str, Any]) -> dict[str, Any]:
     down = row.get("not_running")
     if down:
         cells["tasks"] = f"{row['tasks']} ({down} do not run: see `show`)"
+    if row.get("cpu_source"):
+        cells["cpu"] = f"{row['cpu']} % ({row['cpu_source']})"
+    if row.get("memory_source"):
+        cells["memory"] = f"{row['memory_mb']} MiB ({row['memory_source']})"
     return cells
 
 

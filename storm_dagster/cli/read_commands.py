@@ -36,7 +36,10 @@ _after_option = click.option("--after", metavar="TASK:N", help="Continue after a
 @verb("conf")
 @click.argument("key", required=False)
 def conf(invocation: Invocation, key: str | None) -> None:
-    """Show the merged cluster conf, or one KEY of it: value, origin, meaning."""
+    """Show the merged cluster conf, or one KEY of it: value, origin, meaning.
+
+    The origin is a file (storm.yaml, or one of storm.d beside it), -c, or the shipped default.
+    """
     merged = invocation.conf
     if key is not None and key not in merged.values:
         raise InvalidRequest(f"conf key {key!r} is not set and not known: see `storm-dagster conf`")

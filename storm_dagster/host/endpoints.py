@@ -246,10 +246,10 @@ def cluster_conf(
     """Merge the conf for a client of the cluster in ``home``.
 
     ``home`` is ``STORM_DAGSTER_HOME`` by default. Later values win: shipped defaults,
-    ``storm.yaml`` (of ``--conf-dir``, else of HOME), the ``-c`` options of the running ``dev``
-    (``HOME/dev.json``), the addresses in ``HOME/cluster.json``, then ``-c KEY=VALUE`` of the
-    caller. With an explicit ``conf_dir`` the cluster is the one that its ``storm.yaml`` names, and
-    ``HOME/cluster.json`` is not read. Raises :class:`InvalidRequest` for a wrong conf and
+    ``storm.yaml`` and ``storm.d`` (of ``--conf-dir``, else of HOME), the ``-c`` options of the
+    running ``dev`` (``HOME/dev.json``), the addresses in ``HOME/cluster.json``, then ``-c
+    KEY=VALUE`` of the caller. With an explicit ``conf_dir`` the cluster is the one that its files
+    name, and ``HOME/cluster.json`` is not read. Raises :class:`InvalidRequest` for a wrong conf and
     :class:`Corrupt` for a damaged ``cluster.json``.
     """
     if conf_dir is not None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from storm_dagster.host.secret_files import refuse_shared_file
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -166,21 +167,20 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = F
 
 
 def read_private_file(path: Path, description: str) -> str:
-    """Read the text of a file that only its owner may read, without blanks at its ends.
+    """Read the text of a file with a secret, without blanks at its ends.
 
-    Raises :class:`InvalidRequest`, which begins with the ``description``, if others may, too.
+    Raises :class:`InvalidRequest`, which begins with the ``description``, if other users may read
+    or write it (:func:`~storm_dagster.host.secret_files.refuse_shared_file`).
     """
     try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8").strip()
+        with path.open(encoding="utf-8") as file:
+            status = os.fstat(file.fileno())
+            text = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(
             f"{description} {path} cannot be read ({error}): name a file of this user's own"
         ) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InvalidRequest(
-            f"{description} {path} can be read or written by other users: chmod 600 {path}"
-        )
+    refuse_shared_file(path, status, description)
     return text
 
 

@@ -39,15 +39,11 @@ from storm_dagster.model.access_tokens import is_user_name
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
 from storm_dagster.security.access_tokens import read_token, token_of_header
 from storm_dagster.security.settings import Security
-from storm_dagster.security.signing import RequestHead, Verifier, about_content
+from storm_dagster.security.signing import OPEN_PATHS, RequestHead, Verifier, about_content
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
 
-_OPEN = frozenset({"/healthz"})
-"""Read by load balancers and by clients that search the leader. The document does not name
-topologies.
-"""
 _WORKERS = re.compile(r"/v1/topologies/[^/]+/events")
 """Sent by workers, which have no secret: the route itself checks their start tokens."""
 _EVENTS = re.compile(r"/v1/topologies/[^/]+/events(/taken)?")
@@ -185,7 +181,7 @@ def _audited(send: Send, scope: Scope, caller: str) -> Send:
 
 def _is_open(method: str, path: str) -> bool:
     """True for a request that needs no authentication in a secured cluster."""
-    return path in _OPEN or bool(
+    return path in OPEN_PATHS or bool(
         _STATIC.fullmatch(path) or (method == "POST" and _WORKERS.fullmatch(path))
     )
 

@@ -1,7 +1,8 @@
 """Conf maps: known keys, validation, origins of values, masks of secrets.
 
 A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yaml``, then
-``storm.yaml`` of HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
+``storm.yaml`` and ``storm.d/*.yaml`` of HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's
+conf is laid over it.
 """
 
 import functools

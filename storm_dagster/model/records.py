@@ -260,6 +260,10 @@ class SupervisorInfo(Record):
     disk_free_mb: int | None = None
     """Free room on the disk of its HOME, in MiB; ``disk_mb``: the size of that disk."""
     disk_mb: int | None = None
+    cpu_source: str = ""
+    """Origin of ``cpu``: a conf key, the machine, or a limit of its process; empty: not stated."""
+    memory_source: str = ""
+    """Origin of ``memory_mb``, as of ``cpu``."""
 
 
 class TaskError(Record):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.core.scheduling.plan import plan_placement
+from storm_dagster.http.probes import LoopPasses
 from storm_dagster.model.conf import ClusterConf, seed_urls
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.view import ClusterView
@@ -108,6 +109,8 @@ class Nimbus:
     """Set when the leader has executed a verb: its duties then poll at once."""
     events_taken: threading.Event = field(default_factory=threading.Event)
     """Set when the leader has taken events for Dagster: it then forwards them at once."""
+    passes: LoopPasses = field(default_factory=LoopPasses)
+    """Passes of the election, for the probe of liveness."""
 
     def __post_init__(self) -> None:
         self.expiring.append(self.launches.runs)

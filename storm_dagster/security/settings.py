@@ -12,12 +12,12 @@ import hmac
 import logging
 import os
 import ssl
-import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.host.files import read_private_file
+from storm_dagster.host.secret_files import refuse_shared_file
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.signing import signer
@@ -314,8 +314,7 @@ _AuditedSocket = _audit_class(ssl.SSLSocket)
 def _refuse_shared_key(path: str) -> None:
     """Raise :class:`InvalidRequest` for a key that other users may read."""
     try:
-        mode = os.stat(path).st_mode
+        status = os.stat(path)
     except OSError as error:
         raise Unavailable(f"storm.tls.key {path} cannot be read: {error.strerror}") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InvalidRequest(f"storm.tls.key {path} can be read by other users: chmod 600 {path}")
+    refuse_shared_file(Path(path), status, "storm.tls.key")

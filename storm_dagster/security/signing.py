@@ -18,6 +18,11 @@ from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 
+OPEN_PATHS = frozenset({"/healthz", "/livez", "/readyz"})
+"""Paths that need no proof: load balancers, kubelets and clients that search the leader read them.
+
+Their documents name no topology.
+"""
 _SKEW_SECS = 120
 """Largest difference between the clocks of a client and a service."""
 _MAX_NONCES = 1_000_000
@@ -84,9 +89,10 @@ def _request_mac(secret: str, target: RequestHead, body: str, signed_at: str, no
 def signer(secret: str, *, tls: bool) -> Callable[[Any], Any]:
     """The ``auth`` of an httpx client, which signs its requests.
 
-    ``/healthz`` is not signed, and a request that has the header already keeps it. For a streamed
-    body, ``X-Content-SHA256`` is signed. Raises :class:`InvalidRequest` for ``http`` in a cluster
-    with TLS, before any byte is sent, and for a streamed body without that header.
+    Health and probes (:data:`OPEN_PATHS`) are not signed, and a request that has the header already
+    keeps it. For a streamed body, ``X-Content-SHA256`` is signed. Raises :class:`InvalidRequest`
+    for ``http`` in a cluster with TLS, before any byte is sent, and for a streamed body without
+    that header.
     """
 
     def authenticate(request: Any) -> Any:
@@ -96,7 +102,7 @@ def signer(secret: str, *, tls: bool) -> Callable[[Any], Any]:
                 f"{request.url.copy_with(query=None)} is not https, and this cluster has "
                 "storm.tls.*"
             )
-        if request.url.path != "/healthz" and "Authorization" not in request.headers:
+        if request.url.path not in OPEN_PATHS and "Authorization" not in request.headers:
             target = RequestHead(
                 method=request.method,
                 host=request.headers["Host"],

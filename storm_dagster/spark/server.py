@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from storm_dagster.host.class_data import ClassData
 from storm_dagster.host.java import java_command
+from storm_dagster.host.machine_size import whole_cpus
 from storm_dagster.model.errors import Unavailable
 
 _RESERVED_KEYS = (
@@ -102,7 +103,7 @@ def spark_connect_command(
     """
     java = java_command()
     home = spark_home()
-    cores = os.cpu_count() or 2
+    cores = whole_cpus()
     settings = {
         "spark.connect.grpc.binding.address": host,
         "spark.connect.grpc.binding.port": str(port),

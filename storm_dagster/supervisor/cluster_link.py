@@ -38,6 +38,8 @@ _MAX_REPORTS = 100
 """Maximum number of pending errors."""
 _LOST_RETRY_SECS = 0.5
 """Pause before the cluster is read once more after an error."""
+_LATE_BEAT_SECS = 60.0
+"""Time after a heartbeat was due in which a supervisor without it is still ready."""
 _UPGRADE_SECS = 0.2
 """Poll interval of this supervisor's processes during an upgrade of their topology."""
 
@@ -123,6 +125,18 @@ class ClusterLink:
         """State of the cluster; ``None`` before the first connection."""
         cluster = self._cluster
         return None if cluster is None else cluster.state
+
+    def readiness_problems(self) -> list[str]:
+        """Reasons why the cluster does not see this supervisor now. From any thread."""
+        cluster = self._cluster
+        if cluster is None or not cluster.session.connected:
+            return ["no session with ZooKeeper"]
+        if self._beat_at is None or self._beat_session != cluster.session.session_id:
+            return ["the record of this supervisor is not written in its present session"]
+        silent_secs = time.monotonic() - self._beat_at
+        if silent_secs > self._beat_secs + _LATE_BEAT_SECS:
+            return [f"the record of this supervisor was not written for {silent_secs:.0f} s"]
+        return []
 
     def request_heartbeat(self) -> None:
         """Write a changed heartbeat record before it is due."""

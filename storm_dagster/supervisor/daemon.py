@@ -17,10 +17,12 @@ from pathlib import Path
 
 from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worker, check_ports
 from storm_dagster.core.upgrade.machine import SlotRun
+from storm_dagster.host.capacity import Capacity
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.files import hold_folder, write_error
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
+from storm_dagster.http.probes import LoopPasses
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.records import SupervisorInfo
@@ -78,6 +80,7 @@ class Supervisor:
         self._conf = conf
         self._home = home
         self._ports = tuple(sorted(ports))
+        self._capacity = _found_capacity(conf)
         self._folder = home / "supervisor" / supervisor_id
         self._started = int(time.time())
         """Start in epoch seconds, for the record of the supervisor."""
@@ -89,6 +92,7 @@ class Supervisor:
         """Wakes the loop."""
         self._passes = 0
         """Completed passes of the loop: the heartbeat requires new ones."""
+        self._loop = LoopPasses()
         self._logs_checked_at = 0.0
         """Epoch seconds at which old logs were last removed."""
         self._stopping = threading.Event()
@@ -188,7 +192,13 @@ class Supervisor:
 
     def serve(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set. The workers continue."""
-        self._log_service.start(self.table.workers, self._link.state)
+        self._loop.passed()
+        self._log_service.start(
+            self.table.workers,
+            self._link.state,
+            live=self._loop.problems,
+            ready=lambda: self._readiness_problems(stop),
+        )
         self._link.start()
         self._health.start()
         self._figures.start(self._stopping)
@@ -225,6 +235,13 @@ class Supervisor:
             self._spares.close()
             self._localizer.close()
 
+    def _readiness_problems(self, stop: threading.Event) -> list[str]:
+        """Reasons why this supervisor gets no new work: its end, and those of the link."""
+        problems = self._link.readiness_problems()
+        if stop.is_set():
+            problems.append("this supervisor ends, and takes no new work")
+        return problems
+
     def _wake_at_stop(self, stop: threading.Event) -> None:
         stop.wait()
         self._wake.set()
@@ -250,6 +267,7 @@ class Supervisor:
         self._memory.check(self.table.workers(), now, placed_workers)
         self._save()
         self._passes += 1
+        self._loop.passed()
         restarting = self.table.restarting()
         offered = self._offered_ports(healthy)
         if restarting != self._restarting or offered != self._offered:
@@ -298,8 +316,8 @@ class Supervisor:
             started=self._started,
             count=count,
             version=__version__,
-            cpu=self._conf["supervisor.cpu.capacity"],
-            memory_mb=self._conf["supervisor.memory.capacity.mb"],
+            cpu=self._capacity.cpu,
+            memory_mb=self._capacity.memory_mb,
             rack=self._conf["supervisor.rack"],
             restarting=self._restarting,
             http=self._log_service.url,
@@ -308,6 +326,8 @@ class Supervisor:
             clock_ahead_secs=self._figures.clock_ahead_secs,
             disk_free_mb=self._figures.disk.free_mb,
             disk_mb=self._figures.disk.total_mb,
+            cpu_source=self._capacity.cpu_source,
+            memory_source=self._capacity.memory_source,
         )
 
     def _withdrawn(self) -> str:
@@ -417,6 +437,15 @@ def _write_error(housekeeper: Housekeeper, folder: Path) -> OSError | None:
     except OSError as error:
         return error
     return write_error(folder)
+
+
+def _found_capacity(conf: ClusterConf) -> Capacity:
+    """CPU and memory that this supervisor offers, which are logged with where they come from."""
+    capacity = Capacity.of(conf.values)
+    _log.info("this supervisor offers %s", capacity.text)
+    for problem in capacity.problems:
+        _log.warning("%s", problem)
+    return capacity
 
 
 def _start_order(live: LiveWorker) -> tuple[int, int]:

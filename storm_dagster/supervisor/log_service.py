@@ -12,6 +12,7 @@ from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts
 from storm_dagster.http.logs.routes import LogRoutes
+from storm_dagster.http.probes import Probes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import AnnouncedName, HttpService, listen
 from storm_dagster.model.conf import ClusterConf
@@ -44,6 +45,9 @@ class LogService:
         """Returns the live workers; replaced by :meth:`start`."""
         self._state: Callable[[], ClusterState | None] = lambda: None
         """Returns the state of the cluster; replaced by :meth:`start`."""
+        self._live: Callable[[], Sequence[str]] = lambda: ()
+        self._ready: Callable[[], Sequence[str]] = lambda: ()
+        """Return the problems of the probes; replaced by :meth:`start`."""
         self._tokens = AccessTokenList(lambda: self._state())
         self._stopped = threading.Event()
         host = check_exposure(conf, "the supervisor's HTTP service", "secret or tls")
@@ -74,14 +78,18 @@ class LogService:
         self,
         workers: Callable[[], Sequence[LiveWorker]],
         state: Callable[[], ClusterState | None] = lambda: None,
+        live: Callable[[], Sequence[str]] = lambda: (),
+        ready: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         """Start to serve. ``workers()`` returns the workers that run at its call.
 
         ``state()`` returns the state of the cluster, which has the list of access tokens; ``None``
-        before a connection.
+        before a connection. ``live()`` and ``ready()`` return the problems of the two probes.
         """
         self._workers = workers
         self._state = state
+        self._live = live
+        self._ready = ready
         if self._security.secret is not None:
             threading.Thread(
                 target=self._tokens.run, args=(self._stopped,), name="access-tokens", daemon=True
@@ -100,6 +108,7 @@ class LogService:
         api = HttpApi("storm_dagster supervisor", __version__)
         api.add(LogRoutes(self._home / "logs", workers.stacks, conf.values))
         api.add(workers)
+        api.add(Probes(lambda: self._live(), lambda: self._ready()))
         routes = api.routes()
         app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
         app.router.redirect_slashes = False

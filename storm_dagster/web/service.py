@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from storm_dagster.http.authentication import BASIC, Authentication, NoTokens, TokenSource
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
+from storm_dagster.http.probes import LIVE, READY, probe_response
 from storm_dagster.http.responses import error_response
 from storm_dagster.http.server import HttpService, listen
 from storm_dagster.model.dagster_names import TESTED_DAGSTER
@@ -71,6 +72,32 @@ def _unfit(error: Exception) -> Unavailable:
         f"install dagster {TESTED_DAGSTER}, or protect the stock server yourself "
         "(docs/security.md) and set dagster.graphql.url"
     )
+
+
+class WebProbes:
+    """Probes of the web application, which need no proof.
+
+    This daemon's loop is the one that answers. It is ready once it can check an access token.
+    """
+
+    def __init__(self, app: ASGIApp, tokens: TokenSource | None) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a probe, or pass the request on."""
+        app = self._app
+        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
+            if scope["path"] == LIVE:
+                app = probe_response(())
+            elif scope["path"] == READY:
+                app = probe_response(self._readiness_problems())
+        await app(scope, receive, send)
+
+    def _readiness_problems(self) -> list[str]:
+        if self._tokens is not None and self._tokens.listing() is None:
+            return ["the list of access tokens has not been read from ZooKeeper"]
+        return []
 
 
 class JsonOnly:
@@ -130,7 +157,8 @@ def guard_application(
         administrators_only=True,
         tokens=tokens or NoTokens(),
     )
-    return Guard(authenticated, hosts=allowed_hosts([host, configured_host]), headers=_HEADERS)
+    probed = WebProbes(authenticated, tokens)
+    return Guard(probed, hosts=allowed_hosts([host, configured_host]), headers=_HEADERS)
 
 
 def serve(

@@ -152,6 +152,7 @@ def test_status_has_the_tables_that_were_verbs(cluster: LocalCluster) -> None:
     nimbuses, _, rest = for_people.partition("nimbuses\n")[2].partition("supervisors\n")
     assert all(row["http"] in nimbuses for row in status["nimbuses"]) and "leader" in nimbuses
     assert all(f"{row['id']} " in rest for row in status["supervisors"])
+    assert all(f"{row['cpu']} % ({row['cpu_source']})" in rest for row in status["supervisors"])
 
 
 def test_status_tells_what_runs(cluster: LocalCluster) -> None:

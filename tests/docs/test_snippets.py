@@ -177,8 +177,9 @@ CONF_KEY = re.compile(
     r"`((?:storm|nimbus|supervisor|worker|topology|spark|dagster)(?:\.[a-z_]+)+)(?:[:=][^`]*)?`"
 )
 NO_CONF = {
-    *("storm.yaml", "dagster.yaml", "spark.jars.packages", "spark.executor.memory"),
+    *("storm.yaml", "storm.d", "dagster.yaml", "spark.jars.packages", "spark.executor.memory"),
     *("spark.sql.extensions", "spark.sql.shufle.partitions", "spark.executor.memry"),
+    "spark.sql.shuffle.partitions",
     "topology.metrics.reporters",
 }
 """Files, keys of Spark's own, and one that docs/migration.md says not to exist."""

@@ -52,6 +52,7 @@ def test_with_a_secret_only_who_shows_it_is_served(
     second = stage.nimbus("n2", storm__secret=SECRET)
     with first.client(Security()) as outsider, first.client() as friend:
         assert outsider.get("/healthz").status_code == 200
+        assert outsider.get("/livez").status_code == outsider.get("/readyz").status_code == 200
         for method, path in (
             ("GET", "/v1/topologies"),
             ("GET", "/v1/cluster"),
@@ -97,7 +98,8 @@ def test_a_supervisors_logs_need_a_proof(tmp_path: Path) -> None:
             httpx.Client(**options, **Security().client_options()) as outsider,
             httpx.Client(**options, **Security(SECRET).client_options()) as friend,
         ):
-            assert outsider.get("/healthz").json()["status"] == "ok"
+            for path in ("/healthz", "/livez", "/readyz"):
+                assert outsider.get(path).json()["status"] == "ok"
             for method, path in (
                 ("GET", "/v1/workers"),
                 ("POST", "/v1/workers/1/restart"),

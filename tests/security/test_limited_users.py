@@ -150,6 +150,8 @@ def test_no_route_changes_a_topology_of_another(secured: Secured) -> None:
                 ("get", path)
                 for path in (
                     "/healthz",
+                    "/livez",
+                    "/readyz",
                     "/v1/topologies",
                     "/v1/operations",
                     "/api/v1/topology/summary",

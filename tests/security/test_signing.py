@@ -102,11 +102,14 @@ def test_clients_sign_and_send_nothing_where_nothing_is_asked() -> None:
         hashed = {"X-Content-SHA256": body_hash(b"12"), "X-Storm-Epoch": "7"}
         client.put("http://n:1/v1/y", content=iter([b"1", b"2"]), headers=hashed)
         client.get("http://n:1/v1/z", headers={"Authorization": "Bearer own"})
+        client.get("http://n:1/livez")
+        client.get("http://n:1/readyz")
         with pytest.raises(InvalidRequest, match="needs X-Content-SHA256"):
             client.put("http://n:1/v1/y", content=iter([b"1", b"2"]))
     assert (
         "Authorization" not in seen[0].headers and seen[4].headers["Authorization"] == "Bearer own"
     )
+    assert all("Authorization" not in request.headers for request in seen[5:7])
     for request, body in ((seen[1], b""), (seen[2], seen[2].content), (seen[3], b"12")):
         path, about = request.url.raw_path.decode(), about_content(request.headers.items())
         target = RequestHead(request.method, request.headers["Host"], path, about)

@@ -4,6 +4,9 @@ line refuses.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -183,3 +186,20 @@ def test_workers_beside_a_spark_of_ones_own_are_refused(tmp_path: Path) -> None:
         done.code == 2
         and "--spark-workers is for dev's own Spark" in done.document["error"]["message"]
     )
+
+
+def test_a_server_plans_partitions_for_the_cpus_that_it_may_use(tmp_path: Path) -> None:
+    program = (
+        "import json, os, sys; from pathlib import Path\n"
+        "from storm_dagster.spark.server import spark_connect_command\n"
+        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "print(json.dumps(spark_connect_command(15002, Path(sys.argv[1]), class_data=())))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert settings(json.loads(done.stdout))["spark.sql.shuffle.partitions"] == "2"

@@ -15,9 +15,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from storm_dagster.host.capacity import Capacity
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model import paths
+from storm_dagster.model.conf import default_conf
 from storm_dagster.model.records import EpochRecord, encode_record
 from storm_dagster.testing.waiting import eventually, patience
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread
@@ -73,6 +75,9 @@ def test_a_worker_is_started_with_everything_it_needs(rig: SupervisorRig) -> Non
     assert run is not None and run.pid == start["pid"] and run.ports == {"data": 6900}
     info = eventually(rig.info, what="the supervisor's heartbeat")
     assert (info.host, info.ports, info.restarting) == ("127.0.0.1", (6900, 6901), ())
+    size = Capacity.of(default_conf())
+    assert (info.cpu, info.cpu_source) == (size.cpu, size.cpu_source)
+    assert (info.memory_mb, info.memory_source) == (size.memory_mb, size.memory_source)
     assert info.http is not None
     assert httpx.get(f"{info.http}/healthz", timeout=20, trust_env=False).json()["id"] == "s1"
 

@@ -29,6 +29,7 @@ from storm_dagster.client.waiting import Progress
 from storm_dagster.host import endpoints
 from storm_dagster.host.endpoints import DevFile, zookeeper_tls_conf
 from storm_dagster.host.files import lock_file
+from storm_dagster.host.machine_size import whole_cpus
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
@@ -257,7 +258,7 @@ class DevCluster:
 
         Placements wait for it.
         """
-        if (os.cpu_count() or 1) < _ENOUGH_CORES:
+        if whole_cpus() < _ENOUGH_CORES:
             while not self._code_serves.wait(0.1):
                 if self._stop.is_set():
                     raise _Stopped

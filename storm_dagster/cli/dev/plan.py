@@ -17,6 +17,7 @@ from storm_dagster.cli.dev.ports import DevPorts
 from storm_dagster.cli.dev.sockets import code_socket
 from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.client.command import CLUSTER_MARK
+from storm_dagster.host.conf_files import conf_files
 from storm_dagster.host.endpoints import ZooKeeperTls, zookeeper_tls_conf
 from storm_dagster.host.files import read_private_file, write_atomically
 from storm_dagster.model.conf import ClusterConf
@@ -137,8 +138,8 @@ class ClusterPlan:
         return f"s{index + 1}"
 
     def given_conf(self) -> dict[str, Any]:
-        """Conf values that are not of ``HOME/storm.yaml`` or the defaults."""
-        file = str(self.home / "storm.yaml")
+        """Conf values that are not of the conf files of HOME or the defaults."""
+        files = {str(path) for path in conf_files(self.home)}
         # Daemons work in HOME: the code location cannot know the folder in which `dev` was started.
         values: dict[str, Any] = {
             "dagster.target.roots": [str(root) for root in target_roots(self.conf)]
@@ -146,7 +147,7 @@ class ClusterPlan:
         return values | {
             key: value
             for key, value in self.conf.values.items()
-            if self.conf.origins.get(key, "default") not in ("default", file)
+            if self.conf.origins.get(key, "default") not in ("default", *files)
         }
 
     def close_ports(self) -> None:

@@ -7,6 +7,7 @@ from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.logs.routes import LogRoutes
+from storm_dagster.http.probes import Probes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.nimbus.http.access_token_routes import AccessTokenRoutes
 from storm_dagster.nimbus.http.blob_routes import BlobRoutes
@@ -68,6 +69,7 @@ def add_routes(
     api.add(HealingRoutes(nimbus, reader))
     # Before the verbs of topologies: ``events`` is not one of them.
     api.add(EventRoutes(nimbus))
+    api.add(Probes(nimbus.passes.problems, reader.readiness_problems))
     api.add(TopologyRoutes(nimbus, reader, submissions, lifecycle, metrics))
     api.add(ClusterPages(nimbus, reader))
     api.add(TopologyActions(lifecycle, reader, WorkerLevels(nimbus)))

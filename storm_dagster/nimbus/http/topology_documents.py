@@ -287,7 +287,11 @@ class ClusterNimbus(BaseModel):
 
 
 class ClusterSupervisor(BaseModel):
-    """A supervisor; ``used`` are the ports of its slots that are assigned."""
+    """A supervisor; ``used`` are the ports of its slots that are assigned.
+
+    ``cpu`` is in percent points of one core. Each source is a conf key, ``the machine``, or a limit
+    of its process; empty if a supervisor of an earlier release does not state it.
+    """
 
     id: str
     host: str
@@ -299,6 +303,10 @@ class ClusterSupervisor(BaseModel):
     withdrawn: str | None
     """Reason why it offers fewer slots than it has; null if it offers all."""
     http: str | None
+    cpu: Natural
+    cpu_source: str
+    memory_mb: Natural
+    memory_source: str
 
 
 class HealingPauseDocument(BaseModel, extra="forbid"):

@@ -86,7 +86,10 @@ class Election:
                 self._forget_leadership()
                 pause = _RETRY_SECS
             deadline = time.monotonic() + pause
+            self._nimbus.passes.passed()
             while not stop.is_set() and not self._wake.is_set() and time.monotonic() < deadline:
+                # A pause after a failure is as long as the silence of a loop that hangs.
+                self._nimbus.passes.passed()
                 self._wake.wait(min(_STOP_SECS, max(0.0, deadline - time.monotonic())))
 
     def _attempt(self) -> float:

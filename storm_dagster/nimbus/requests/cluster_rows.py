@@ -25,6 +25,10 @@ def supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
         "http": info.http,
         "blacklisted": supervisor.blacklisted,
         "withdrawn": info.withdrawn or None,
+        "cpu": info.cpu,
+        "cpu_source": info.cpu_source,
+        "memory_mb": info.memory_mb,
+        "memory_source": info.memory_source,
     }
 
 

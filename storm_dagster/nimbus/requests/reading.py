@@ -459,6 +459,21 @@ class ClusterReader:
             "disk_mb": disk.total_mb,
         }
 
+    def readiness_problems(self) -> list[str]:
+        """Reasons why this nimbus cannot serve or lead now; they name no topology or address."""
+        nimbus = self._nimbus
+        if not nimbus.cluster.session.connected:
+            return ["no session with ZooKeeper"]
+        leadership = nimbus.status.snapshot
+        problems: list[str] = []
+        if nimbus.status.epoch is None and leadership.leader_http is None:
+            problems.append("no leader is known")
+        if leadership.missing:
+            problems.append(
+                f"{leadership.missing} blobs of active topologies are not copied to this nimbus"
+            )
+        return problems
+
     def history(self, topology: TopologyView, component: str, day: bool) -> Mapping[str, Any]:
         """Rows of the topology master's rings, for a page.
 
