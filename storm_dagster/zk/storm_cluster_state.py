@@ -14,6 +14,7 @@ from storm_dagster.host.resolve import load_plugin
 from storm_dagster.model import paths, records
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable, UnknownSubtree
+from storm_dagster.model.log_levels import KeptLevels
 from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
 from storm_dagster.security.server_identity import TrustedServers
@@ -358,9 +359,9 @@ class StormClusterState(
         """``/tasks/<id>``: the tasks of each component."""
         return self._read(records.TaskTable, paths.tasks(topology_id))
 
-    def read_log_levels(self, topology_id: str) -> records.KeptLevels:
+    def read_log_levels(self, topology_id: str) -> KeptLevels:
         """``/topology/<id>/log_levels``; empty without one."""
-        return self._read(records.KeptLevels, paths.log_levels(topology_id)) or records.KeptLevels()
+        return self._read(KeptLevels, paths.log_levels(topology_id)) or KeptLevels()
 
     def read_state_home(self, topology_id: str) -> records.StateHome:
         """``/topology/<id>/state``; empty without one."""
