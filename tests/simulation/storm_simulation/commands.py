@@ -46,11 +46,25 @@ class Command:
         return f"{self.begun:.1f} {self.verb} {self.name} {self.options}: {state}"
 
 
+def owner_by(token: str) -> str:
+    """Owner that the code of a gray upgrade with that client token names in its conf."""
+    return f"user-{token}"
+
+
 def upload(
-    ctx: OperationsContext, handle: str, workers: int, archive: int = 0, single: bool = False
+    ctx: OperationsContext,
+    handle: str,
+    workers: int,
+    archive: int = 0,
+    single: bool = False,
+    **more: Any,
 ) -> str:
-    """Put the parts of an upload; ``single``: the topology master gets a worker of its own."""
+    """Put the parts of an upload; ``single``: the topology master gets a worker of its own.
+
+    ``more`` are further keys of the conf.
+    """
     conf = {
+        **more,
         "topology.workers": workers,
         "topology.message.timeout.secs": 5,
         "topology.master.single.worker": single,
@@ -100,7 +114,8 @@ def _gray_upgrade(ctx: OperationsContext, name: str, options: dict[str, Any]) ->
     token, selection = options["token"], Selection(number=options.get("number", 1))
     if options.get("more"):
         return lifecycle.gray_upgrade(ctx, name, selection)
-    upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 1))
+    owner = {"topology.submitter.user": owner_by(token)}
+    upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 1), **owner)
     return lifecycle.gray_upgrade(ctx, name, selection, handle=f"handle-{token}", token=token)
 
 
