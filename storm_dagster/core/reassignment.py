@@ -4,7 +4,6 @@ Three events: ``new`` (a submission), ``monitor`` (tasks judged dead) and ``reba
 sees only supervisors that may get work; tasks on other supervisors stay there (``unstopped``).
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -326,25 +325,3 @@ def assignment_of(
     before = {worker.slot: worker for worker in previous.workers}
     workers = tuple(worker.keep_unknown(before.get(worker.slot)) for worker in assignment.workers)
     return assignment.model_copy(update={"workers": workers}).keep_unknown(previous)
-
-
-def imbalance(
-    workers: Iterable[tuple[str, int]], *, target_workers: int, supervisors: int
-) -> float:
-    """Excess of the fullest worker or supervisor over its fair share.
-
-    0 is even, 1 is twice the share. It is the larger of two excesses: tasks on one worker, and
-    workers on one supervisor. ``workers`` are (supervisor id, number of tasks) of each used slot,
-    ``target_workers`` is the number of workers that the tasks should be spread over,
-    ``supervisors`` the number of usable supervisors.
-    """
-    # Fair shares are rounded up: with them no spread of whole tasks and workers can be better.
-    used = [(node, tasks) for node, tasks in workers if tasks > 0]
-    total = sum(tasks for _, tasks in used)
-    if not total:
-        return 0.0
-    fair_tasks = -(-total // max(1, min(target_workers, total)))
-    fair_workers = -(-len(used) // max(1, min(supervisors, len(used))))
-    fullest = max(tasks for _, tasks in used)
-    crowded = max(Counter(node for node, _ in used).values())
-    return max(fullest / fair_tasks, crowded / fair_workers) - 1.0

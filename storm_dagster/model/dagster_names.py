@@ -49,6 +49,11 @@ DECLARED_OWNER_KEY = "declared.owner"
 Without it the topology has no owner yet.
 """
 
+SCHEDULED_TAG = "storm/scheduled"
+"""Tag of a run of `rebalance_topology` that a schedule asked for.
+
+The run moves tasks only if the topology is still steady when it begins.
+"""
 PRIORITY_TAGS = {"dagster/priority": "100"}
 """Tags of runs that a caller waits for: they pass the other runs of a queue, whose priority is 0 by
 default.

@@ -1,9 +1,11 @@
 """Levels of loggers by Storm's names, for changes in running workers."""
 
-from typing import cast
+from typing import Literal, cast
+
+from pydantic import Field
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.records import KeptLevel
+from storm_dagster.model.records import Record
 from storm_dagster.model.wire import LevelChange, LevelName
 
 LEVELS: dict[LevelName, int] = {
@@ -20,6 +22,26 @@ LEVELS: dict[LevelName, int] = {
 
 ROOT = "ROOT"
 """Storm's name of the root logger."""
+
+
+class KeptLevel(Record):
+    """The level that a logger was given while its topology runs."""
+
+    v: Literal[1] = Field(default=1, exclude=True)
+    level: LevelName
+    until_ms: int | None = None
+    """End (epoch ms); ``None``: until it is removed."""
+    reset: LevelName | None = None
+    """The level afterwards; ``None``: that of the conf."""
+
+
+class KeptLevels(Record):
+    """``/topology/<id>/log_levels``: logger -> level.
+
+    Workers that start after a change read it.
+    """
+
+    loggers: dict[str, KeptLevel] = {}
 
 
 def check_level(name: object) -> LevelName:

@@ -22,7 +22,6 @@ from storm_dagster.model.errors import Corrupt, InvalidTopology
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.ranges import check_ranges, decode_ranges, encode_ranges
 from storm_dagster.model.slot import Slot
-from storm_dagster.model.wire import LevelName
 
 MAX_NODE_BYTES = 512 * 1024
 """No node is larger than this. ZooKeeper drops the whole connection at 1 MiB."""
@@ -90,6 +89,20 @@ class Record(BaseModel):
         return before.model_copy(update=self.__dict__)
 
 
+class BaseConf(Record):
+    """Fields of :class:`StormBase` that repeat the conf of the code that the topology runs.
+
+    Every field has the name and type that it has there. Who changes the code or its conf writes
+    them in the same transaction.
+    """
+
+    v: Literal[1] = Field(default=1, exclude=True)
+    owner: str = ""
+    """``topology.submitter.user``; empty in a cluster without authentication."""
+    isolation: tuple[str, ...] = ()
+    """``isolation.scheduler.machines``: hosts on which other topologies get no new work."""
+
+
 class GrayUpgrade(Record, populate_by_name=True):
     """State of a gray upgrade: ``/gray_upgrade/<id>/conf``.
 
@@ -125,6 +138,8 @@ class GrayUpgrade(Record, populate_by_name=True):
     """Reason for a rollback that was not requested."""
     code: dict[str, str] = {}
     """Blob key -> SHA-256 of the new code, as in the assignment."""
+    base_conf: BaseConf | None = None
+    """Fields of the base by the new code's conf; ``None`` if a former release began the upgrade."""
 
 
 class StormBase(Record):
@@ -218,19 +233,6 @@ class TaskBeats(Record):
     """
 
 
-class MetricIds(Record):
-    """``/metrics/<id>``: ids of a topology's metrics.
-
-    Its topology master writes the record once the topology is active (with the sample rate, as
-    JStorm's start event), and whenever a metric gets its id.
-    """
-
-    sample_rate: float
-    """``topology.metric.sample.rate``: the share of tuples whose latency is taken."""
-    ids: dict[str, int] = {}
-    """``component:metric`` of the user's metrics -> id; an id is not reused."""
-
-
 class SupervisorInfo(Record):
     """Ephemeral heartbeat of one supervisor."""
 
@@ -264,6 +266,12 @@ class SupervisorInfo(Record):
     """Origin of ``cpu``: a conf key, the machine, or a limit of its process; empty: not stated."""
     memory_source: str = ""
     """Origin of ``memory_mb``, as of ``cpu``."""
+    present_secs: int = -1
+    """Seconds since it registered with its present session, by its boot clock; -1: not stated.
+
+    It is as old as the heartbeat. A scheduled rebalance counts a host only after
+    ``nimbus.rebalance.quiet.secs``.
+    """
 
 
 class TaskError(Record):
@@ -439,26 +447,6 @@ class Blacklist(Record):
     """Hosts that get no new work; ``/blacklist`` is empty without any."""
 
     hosts: tuple[str, ...] = ()
-
-
-class KeptLevel(Record):
-    """The level that a logger was given while its topology runs."""
-
-    v: Literal[1] = Field(default=1, exclude=True)
-    level: LevelName
-    until_ms: int | None = None
-    """End (epoch ms); ``None``: until it is removed."""
-    reset: LevelName | None = None
-    """The level afterwards; ``None``: that of the conf."""
-
-
-class KeptLevels(Record):
-    """``/topology/<id>/log_levels``: logger -> level.
-
-    Workers that start after a change read it.
-    """
-
-    loggers: dict[str, KeptLevel] = {}
 
 
 class StateHome(Record):

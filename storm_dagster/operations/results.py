@@ -223,6 +223,10 @@ class RebalanceResult(TopologyResult):
     """Component of each task before and after."""
     assign_secs: float = 0.0
     """Seconds of planning."""
+    reason: str = ""
+    """Reason why a scheduled rebalance has no effect, if the topology is not steady."""
+    warnings: tuple[str, ...] = ()
+    """Parts of the request that are kept without an effect."""
 
 
 @dataclass(frozen=True)

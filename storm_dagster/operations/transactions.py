@@ -80,6 +80,15 @@ def bump_assignments_version(
     )
 
 
+def check_assignments(transaction: Transaction, view: ClusterView) -> Transaction:
+    """Append the check that no assignment has changed since the view was read.
+
+    For a transaction that writes no assignment but follows from a plan: the plan was made from the
+    slots of all topologies, so that a healing since then makes it void.
+    """
+    return transaction.check(paths.ASSIGNMENTS, view.assignments_version)
+
+
 def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> None:
     """Commit as the step ``name``; a lost connection becomes :class:`ReplyLost`.
 

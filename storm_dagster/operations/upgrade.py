@@ -14,6 +14,7 @@ from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import causes_still_true
 from storm_dagster.core.submission.conf import (
     UPGRADE_KEYS,
+    base_conf,
     stored_document,
     submitted_keys,
     total_conf,
@@ -46,7 +47,6 @@ from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive, store_code
 from storm_dagster.operations.submit.spark_conf import check_session_keys
-from storm_dagster.operations.submit.staging import counter_version
 from storm_dagster.operations.submit.submission import read_source
 from storm_dagster.operations.transactions import (
     announce,
@@ -56,6 +56,7 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
+from storm_dagster.operations.upgrade_parts import next_number, sweep_lists, with_base_fields
 from storm_dagster.zk.gray_upgrades import create_lists_ops, listed_nodes, put_record_ops
 
 GRAY_UPGRADE = operation(
@@ -72,8 +73,6 @@ COMPLETE_UPGRADE = operation("complete_upgrade", "complete_upgrade")
 ROLL_BACK = operation("roll_back", "roll_back")
 FINISH_ROLLBACK = operation("finish_rollback", "finish_rollback")
 
-_DELETES_IN_ONE_TRANSACTION = 100
-"""Deleted nodes of one transaction that empties the lists of an ended upgrade."""
 _DELETES_AT_AN_END = 1000
 """Nodes of the two lists that the transaction deletes which ends an upgrade."""
 _POLL_SECS = 0.25
@@ -162,8 +161,8 @@ def gray_upgrade(
     ttl_secs = int(total.get("topology.upgrade.ttl") or 86_400_000) / 1000
     # The keys are for this request only: a restart of the topology is not an upgrade.
     conf = {key: value for key, value in conf.items() if key not in UPGRADE_KEYS}
-    _sweep_lists(ctx, epoch, topology.id)
-    code_dir = make_code_dir(topology.id, _next_number(ctx, epoch))
+    sweep_lists(ctx, epoch, topology.id)
+    code_dir = make_code_dir(topology.id, next_number(ctx, epoch))
     keys = submitted_keys(submitted)
     stored = store_code(
         ctx,
@@ -182,6 +181,7 @@ def gray_upgrade(
         code_dir=code_dir,
         token=token,
         code=stored.hashes,
+        base_conf=base_conf(total),
     )
     event = UpgradeEvent(
         "begin",
@@ -390,7 +390,7 @@ def _execute(
             # It took effect; the base may have changed since.
             transition = replace(attempted[0], base=base)
         else:
-            transition = machine.transition(base, snapshot, event)
+            transition = machine.transition(base, snapshot, with_base_fields(ctx, snapshot, event))
             if transition.step is not None:
                 attempted[:] = [transition]
                 assignment = _write(ctx, fence, view, topology, snapshot, transition)
@@ -449,6 +449,10 @@ def _write(
             transition.reason,
         )
         append_assignment(ctx, transaction, view, topology.base.name, assignment)
+    else:
+        # The selection, and the phases of the workers, follow from the assignment.
+        assert topology.assignment_at is not None
+        transaction.check(paths.assignment(topology.id), topology.assignment_at.version)
     if transition.base is topology.base:
         # The base must still be that which the transition was decided on.
         transaction.check(path, version)
@@ -512,37 +516,3 @@ def _killed(name: str, back: bool) -> NotAlive:
     """The error of a wait for an upgrade, or with ``back`` a rollback, of a killed topology."""
     change = "rolled back" if back else "upgraded"
     return NotAlive(f"topology {name!r} was killed while it was {change}: submit it again")
-
-
-def _next_number(ctx: OperationsContext, epoch: int) -> int:
-    """A number that no other version of any code has.
-
-    So two operators never store code under one prefix.
-    """
-
-    def attempt(view: ClusterView) -> int:
-        version = counter_version(ctx)
-        commit(ctx, ctx.cluster.fenced(epoch).set(paths.COUNTER, b"", version), "version_number")
-        return version + 1
-
-    return retry_on_conflict(ctx, "numbering the new code", attempt)
-
-
-def _sweep_lists(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
-    """Empty both lists of an ended upgrade; without a record they have no effect.
-
-    No write while an upgrade is under way.
-    """
-
-    def attempt(view: ClusterView) -> None:
-        state = ctx.cluster.read_upgrade(topology_id)
-        if state.record is not None or state.at < 0:
-            return
-        nodes = list(listed_nodes(ctx.cluster.state, topology_id))
-        for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
-            transaction = ctx.cluster.fenced(epoch).check(paths.gray_upgrade(topology_id), state.at)
-            for node in nodes[start : start + _DELETES_IN_ONE_TRANSACTION]:
-                transaction.delete(node)
-            commit(ctx, transaction, "sweep.upgraded")
-
-    retry_on_conflict(ctx, f"clearing the lists of {topology_id}", attempt)

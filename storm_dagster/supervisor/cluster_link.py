@@ -92,6 +92,8 @@ class ClusterLink:
         """Pending errors: (topology id, port, text, epoch seconds)."""
         self._count = 0
         """Number of heartbeats written; it is the counter in the record."""
+        self._registered_at = 0.0
+        """Clock of the first heartbeat of the session that wrote the last one."""
         self._beat_secs = float(self.conf["supervisor.heartbeat.frequency.secs"])
         self._beat_at: float | None = None
         """Monotonic time of the last heartbeat; ``None`` before the first."""
@@ -423,9 +425,15 @@ class ClusterLink:
         # be written, and so does a session that begins during it.
         passes = self.passes()
         session_id = cluster.session.session_id
-        cluster.supervisor_heartbeat(self.id, info)
+        now = time.monotonic()
+        registered_at = self._registered_at if session_id == self._beat_session else now
+        present_secs = int(now - registered_at)
+        cluster.supervisor_heartbeat(
+            self.id, info.model_copy(update={"present_secs": present_secs})
+        )
         # After the write: the first one of a session is retried at once if it fails.
         self._beat_session = session_id
+        self._registered_at = registered_at
         self._beat = info
         self._beat_at = time.monotonic()
         self._beat_passes = passes

@@ -15,6 +15,8 @@ from storm_dagster.model import paths, records
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable, UnknownSubtree
 from storm_dagster.model.healing_pause import HealingPause
+from storm_dagster.model.log_levels import KeptLevels
+from storm_dagster.model.metric_ids import MetricIds
 from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
 from storm_dagster.security.server_identity import TrustedServers
@@ -359,9 +361,9 @@ class StormClusterState(
         """``/tasks/<id>``: the tasks of each component."""
         return self._read(records.TaskTable, paths.tasks(topology_id))
 
-    def read_log_levels(self, topology_id: str) -> records.KeptLevels:
+    def read_log_levels(self, topology_id: str) -> KeptLevels:
         """``/topology/<id>/log_levels``; empty without one."""
-        return self._read(records.KeptLevels, paths.log_levels(topology_id)) or records.KeptLevels()
+        return self._read(KeptLevels, paths.log_levels(topology_id)) or KeptLevels()
 
     def read_state_home(self, topology_id: str) -> records.StateHome:
         """``/topology/<id>/state``; empty without one."""
@@ -459,7 +461,7 @@ class StormClusterState(
 
     def register_metrics(
         self, topology_id: str, sample_rate: float, names: Iterable[str], *, assignment_version: int
-    ) -> records.MetricIds | None:
+    ) -> MetricIds | None:
         """Give ids to the names without one, by compare and set.
 
         They are in ``/metrics/<id>``. If all names have one, there is no write. ``Conflict`` if the
@@ -472,10 +474,10 @@ class StormClusterState(
             return None
         raw, at = node
         if raw:
-            former = decode_record(records.MetricIds, raw, path)
+            former = decode_record(MetricIds, raw, path)
         else:
             # The node is empty from its creation until the topology is active.
-            former = records.MetricIds(sample_rate=sample_rate)
+            former = MetricIds(sample_rate=sample_rate)
         ids = dict(former.ids)
         for name in names:
             ids.setdefault(name, len(ids) + 1)

@@ -16,7 +16,7 @@ from storm_dagster.defs.observe.history import load_inbox_memory
 from storm_dagster.model import paths
 from storm_dagster.model.records import encode_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.dagster.dagster_results import shown
+from storm_rigs.dagster.dagster_results import materialized, shown
 from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
@@ -93,6 +93,31 @@ def test_a_gain_below_the_threshold_moves_nothing_and_says_so(world: DagsterWorl
     assert not data.run_requests
     assert "imbalance 1.00 would become 0.00" in data.skip_message
     assert "topology.rebalance.threshold 1" in data.skip_message
+
+
+def test_a_host_that_just_came_gets_no_task_of_a_schedule(world: DagsterWorld) -> None:
+    crowded(world)
+    world.supervisor("s2", present_secs=599)
+    assert "wc: it is balanced" in tick(world, "rebalance_schedule").skip_message
+    world.supervisor("s2", present_secs=600)
+    assert tick(world, "rebalance_schedule").run_requests
+
+
+def test_a_scheduled_run_moves_nothing_of_a_topology_that_is_no_longer_steady(
+    world: DagsterWorld,
+) -> None:
+    """A worker dies between the tick and its run: healing comes first."""
+    crowded(world)
+    (request,) = tick(world, "rebalance_schedule").run_requests
+    topology = world.topology("wc")
+    assert topology is not None and topology.assignment is not None
+    worker = topology.assignment.workers[0]
+    world.stop_worker(topology.id, worker.node, worker.port)
+    result = world.run("rebalance_topology", partition="wc", tags=request.tags)
+    assert result.success
+    metadata = materialized(result, "published_assignment")
+    assert metadata["outcome"] == "unchanged"
+    assert "1 of its workers do not live, healing comes first" in metadata["reason"]
 
 
 def test_a_topology_with_dead_workers_is_left_to_the_healer(world: DagsterWorld) -> None:

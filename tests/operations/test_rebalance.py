@@ -246,3 +246,39 @@ def test_interrupted_after_every_step(world: World) -> None:
         if topology.base.workers != wanted:
             rebalance(world.context(), "wc", workers=wanted, wait_secs=0)
     assert number >= 4
+
+
+def test_more_workers_than_executors_are_kept_with_a_sentence(world: World) -> None:
+    """Five of the user's and an acker."""
+    world.submit("wc")
+    report = rebalance(world.context(), "wc", workers=8, dry_run=True)
+    (warning,) = report.warnings
+    assert "'wc' keeps topology.workers 8, but has only 6 executors" in warning
+    assert rebalance(world.context(), "wc", workers=8, wait_secs=0).outcome == "assigned"
+    topology = view_of(world)
+    assert (topology.base.workers, len(topology.assignment.workers)) == (8, 6)
+    assert rebalance(world.context(), "wc", wait_secs=0).outcome == "unchanged"
+
+
+@pytest.mark.parametrize(
+    ("state", "workers", "message"),
+    [
+        ("ACTIVE", 0, "rebalance of 'wc'.*topology.workers.*at least 1"),
+        ("KILLED", 3, "'wc' is KILLED"),
+        ("REBALANCING", 3, "'wc' is REBALANCING"),
+    ],
+)
+def test_a_refused_rebalance_names_the_topology_and_leaves_nothing_behind(
+    world: World, state: str, workers: int, message: str
+) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    if state == "KILLED":
+        lifecycle.kill(world.context(), "wc", 60)
+    if state == "REBALANCING":
+        rebalance(world.context(), "wc", workers=4, wait_secs=60, stay=False)
+    before = view_of(world)
+    children = world.cluster.state.find_children(paths.topology(before.id))
+    with pytest.raises((Conflict, InvalidRequest, NotAlive), match=message):
+        rebalance(world.context(), "wc", workers=workers, wait_secs=60)
+    assert view_of(world) == before
+    assert world.cluster.state.find_children(paths.topology(before.id)) == children

@@ -149,3 +149,29 @@ def test_no_supervisor_at_all(session: SparkSession) -> None:
         result.placements[0].error
         == "topology 'wc' cannot be placed, no supervisor is alive: start one"
     )
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "even"])
+def test_both_planners_rebalance_alike_when_a_host_has_joined(
+    session: SparkSession, strategy: str
+) -> None:
+    """Onto the spread of a placement from nothing; then the plan moves no task."""
+    topology = small_topology(
+        bolts={},
+        spouts={"spout": 23},
+        ackers=0,
+        workers=12,
+        single_master=False,
+        strategy=strategy,
+    )
+    former = tuple(supervisor(number, range(6900, 6904)) for number in range(3))
+    joined = (*former, supervisor(3, range(6900, 6908)))
+    first = PlacementBatch(supervisors=former, topologies=(topology,))
+    workers = plan_placement(first).placements[0].workers
+    for status in ("assigned", "unchanged"):
+        rebalanced = topology.model_copy(update={"event": "rebalance", "old": workers})
+        batch = PlacementBatch(supervisors=joined, topologies=(rebalanced,))
+        (placement,) = plan_with_spark(session, batch).placements
+        assert (placement,) == plan_placement(batch).placements
+        assert placement.status == status
+        workers = placement.workers

@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.log_levels import check_level
-from storm_dagster.model.records import KeptLevel, KeptLevels
+from storm_dagster.model.log_levels import KeptLevel, KeptLevels, check_level
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.worker.runtime.log_levels import LogLevels
 

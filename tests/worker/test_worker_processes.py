@@ -16,7 +16,8 @@ from kazoo.security import make_digest_acl
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
-from storm_dagster.model.records import MetricIds, decode_record
+from storm_dagster.model.metric_ids import MetricIds
+from storm_dagster.model.records import decode_record
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually, patience

@@ -211,21 +211,27 @@ def _reuse(allocation: SlotAllocation, places: int, master_alone: bool) -> Slot 
     home = _master_home(allocation) if master_alone else None
     savings = allocation.savings(share)
     free = {node: len(allocation.ports.free[node]) for node in allocation.nodes}
+    # Supervisor -> the number of its other ports, without those that the topology may take.
+    used = {node: allocation.ports.load(node).used for node in allocation.nodes}
     # Components that must be apart decide more about supervisors than free ports do.
     by_ports = not request.needs
     candidates = savings
     if by_ports:
         count = places + int(master_alone)
-        candidates = balanced_savings(savings, _by_free_ports(free), count)
+        slots = _by_free_ports(free, used)
+        candidates = balanced_savings(savings, slots, count)
+        if home is not None and not _is_taken_on(home.node, slots, count):
+            home = None
     saved, at_share, fuller = choose_reused(candidates, places, remainder)
     master_stays = False
     if home is not None:
         # The same choice beside the master's old slot. It is better if it saves more moves, its own
         # one of the master included. The master also stays if the first choice leaves its slot.
         free[home.node] -= 1
+        used[home.node] += 1
         candidates = [saving for saving in savings if saving.worker is not home]
         if by_ports:
-            candidates = balanced_savings(candidates, _by_free_ports(free), places)
+            candidates = balanced_savings(candidates, _by_free_ports(free, used), places)
         saved_beside, at_share_beside, fuller_beside = choose_reused(candidates, places, remainder)
         workers_beside = [saving.worker for saving in candidates]
         master_stays = all(worker in workers_beside for worker in (*at_share, *fuller))
@@ -239,6 +245,17 @@ def _reuse(allocation: SlotAllocation, places: int, master_alone: bool) -> Slot 
     return home.slot if home is not None and master_stays else None
 
 
+def _is_taken_on(node: str, slots: Sequence[tuple[tuple[int, int], str]], count: int) -> bool:
+    """True if a slot of the supervisor may be among the ``count`` with the lowest ranks.
+
+    ``slots`` are those of :func:`_by_free_ports`. An equal rank counts: another supervisor is then
+    no better.
+    """
+    ranks = sorted(rank for rank, _ in slots)
+    last_rank = ranks[min(count, len(ranks)) - 1]
+    return any(rank <= last_rank for rank, slot_node in slots if slot_node == node)
+
+
 def _master_home(allocation: SlotAllocation) -> ReusableSlot | None:
     """The usable old slot that holds the topology master; ``None`` without one."""
     for worker in allocation.request.reusable:
@@ -247,14 +264,18 @@ def _master_home(allocation: SlotAllocation) -> ReusableSlot | None:
     return None
 
 
-def _by_free_ports(free: Mapping[str, int]) -> list[tuple[int, str]]:
+def _by_free_ports(
+    free: Mapping[str, int], used: Mapping[str, int]
+) -> list[tuple[tuple[int, int], str]]:
     """Free slots as (rank, supervisor); new workers take the lowest ranks first.
 
-    The rank is the lower, the more free ports the supervisor has.
+    The rank is the lower, the more free ports the supervisor has, and then the fewer used ones, as
+    in :class:`FreePorts`: so a rebalance reaches the spread of a placement from nothing.
     """
-    slots: list[tuple[int, str]] = []
+    slots: list[tuple[tuple[int, int], str]] = []
     for node, count in free.items():
-        slots += [(-ports, node) for ports in range(1, count + 1)]
+        ports = count + used[node]
+        slots += [((-left, ports - left), node) for left in range(1, count + 1)]
     return slots
 
 

@@ -70,8 +70,12 @@ class Even(Strategy):
             staying = _keep_fitting(allocation, alive, shares)
         elif about.keeps:
             _keep_fullest(allocation, shares)
-        # In turn from host to host, hosts with more free slots first, as in Storm.
-        candidates = _interleave(_slots_of_hosts(allocation))
+        # In turn from host to host, hosts with more free slots first, as in Storm. A slot that was
+        # taken for its old worker is its host's first turn, so that the spread is the same as that
+        # of a placement from nothing.
+        taken = {slot.slot for slot in allocation.slots}
+        interleaved = _interleave(_slots_of_hosts(allocation))
+        candidates = [slot for slot in interleaved if slot not in taken]
         missing = total - staying - len(allocation.slots)
         for slot in candidates[:missing]:
             allocation.take(slot, Reason.SLOT_INTERLEAVED)
@@ -167,16 +171,23 @@ def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
 
 
 def _slots_of_hosts(allocation: SlotAllocation) -> list[list[Slot]]:
-    """Free slots of each host, in turn from supervisor to supervisor.
+    """Slots of each host that are free or taken by this allocation.
 
-    Of equal supervisors the one with the lower id comes first.
+    The taken ones come first, the others in turn from supervisor to supervisor. Of equal
+    supervisors the one with the lower id comes first.
     """
     ports = allocation.ports
+    taken = [slot.slot for slot in allocation.slots]
     by_host: dict[str, list[list[Slot]]] = {}
     for node in allocation.nodes:
-        slots = [Slot(node, port) for port in ports.free[node]]
+        slots = [slot for slot in taken if slot.node == node]
+        slots += [Slot(node, port) for port in ports.free[node]]
         by_host.setdefault(ports.info[node].host, []).append(slots)
-    return [_interleave(groups) for groups in by_host.values()]
+    # False sorts first: a stable sort keeps the turns of the supervisors.
+    return [
+        sorted(_interleave(groups), key=lambda slot: slot not in taken)
+        for groups in by_host.values()
+    ]
 
 
 def _interleave(groups: list[list[Slot]]) -> list[Slot]:

@@ -7,6 +7,7 @@ from storm_dagster.model.access_tokens import is_unowned_caller
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.conf_layers import FORCED_SCHEDULER, SUBMITTED_KEYS, merge_conf
 from storm_dagster.model.errors import InvalidTopology, NotAuthorized
+from storm_dagster.model.records import BaseConf, StormBase
 from storm_dagster.model.removed_keys import REMOVED_KEYS
 from storm_dagster.model.topology import TopologySpec
 
@@ -31,6 +32,10 @@ _ONE_TIME_KEYS = UPGRADE_KEYS | {_KEEP_CONF, "declared.code.version"}
 """Keys that concern only the submission that they came with: no later one keeps them."""
 
 
+BASE_CONF_FIELDS = tuple(name for name in BaseConf.model_fields if name != "v")
+"""Fields of a topology's base that repeat its conf."""
+
+
 def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
     """Merge the cluster's conf and the topology's, which has precedence.
 
@@ -42,6 +47,25 @@ def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
     if strategy:
         forced["topology.scheduler.strategy"] = strategy
     return merge_conf({"cluster": cluster, "stored": topology, "forced": forced})
+
+
+def base_conf(total: Conf) -> BaseConf:
+    """Fields of a topology's base that follow from its total conf.
+
+    The only place where they are read from a conf.
+    """
+    return BaseConf(
+        owner=str(total.get(OWNER_KEY) or ""),
+        isolation=tuple(total.get("isolation.scheduler.machines") or ()),
+    )
+
+
+def with_base_conf(base: StormBase, fields: BaseConf) -> StormBase:
+    """The base with these fields; the same object if it has them already."""
+    changes = {name: getattr(fields, name) for name in BASE_CONF_FIELDS}
+    if all(getattr(base, name) == value for name, value in changes.items()):
+        return base
+    return base.model_copy(update=changes)
 
 
 def submitted_keys(submitted: Conf) -> tuple[str, ...]:

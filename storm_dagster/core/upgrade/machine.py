@@ -9,6 +9,7 @@ version at any instant: :func:`code_for` returns it.
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from storm_dagster.core.submission.conf import with_base_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade.selection import (
     Selection,
@@ -19,7 +20,14 @@ from storm_dagster.core.upgrade.selection import (
     worker_phase,
 )
 from storm_dagster.model.errors import Conflict, InvalidRequest
-from storm_dagster.model.records import Assignment, GrayUpgrade, GrayWorker, StormBase, WorkerSlot
+from storm_dagster.model.records import (
+    Assignment,
+    BaseConf,
+    GrayUpgrade,
+    GrayWorker,
+    StormBase,
+    WorkerSlot,
+)
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import UpgradeState
 
@@ -192,6 +200,8 @@ class UpgradeEvent:
     """With ``begin``: conf keys that came with the new code's submission."""
     token: str = ""
     """With ``continue``: the client token of the call."""
+    base_conf: BaseConf | None = None
+    """With ``complete`` and ``expire``: for a record that a leader of the release before wrote."""
 
 
 def due(snapshot: UpgradeSnapshot, *, age_secs: float = 0.0) -> UpgradeEvent | None:
@@ -328,9 +338,14 @@ def _complete(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) -
     reason = event.reason or _REQUESTED
     if record is None:
         return _close(base, "abandoned", reason)
+    after = apply_event(base, "end_upgrade")
+    copied = record.base_conf or event.base_conf
+    if copied is not None:
+        # From now on the new code's conf is the topology's, with its isolation and its owner.
+        after = with_base_conf(after, copied)
     return UpgradeTransition(
         "expired" if event.action == "expire" else "completed",
-        apply_event(base, "end_upgrade"),
+        after,
         reason=reason,
         step="complete_upgrade",
         action=VERBS["complete-upgrade"].action,

@@ -21,7 +21,7 @@ from storm_dagster.host.files import write_atomically
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
 from storm_dagster.model.groupings import GroupingSpec
-from storm_dagster.model.topology import ComponentSpec, TopologySpec, decode_topology
+from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
 from storm_dagster.packaging.target import Target, describe_target, parse_target
 
@@ -360,20 +360,6 @@ def _conf_differences(declaration: Declaration, actual: RunningTopology) -> dict
             text = f"declared {mask(value, key)}, running {mask(running_value, key)}"
             differ[f"conf.{key}"] = text
     return differ
-
-
-def with_parallelism(spec: TopologySpec, parallelism: Mapping[str, int]) -> TopologySpec:
-    """The topology with the declared numbers of executors."""
-
-    def scale(components: Mapping[str, ComponentSpec]) -> dict[str, ComponentSpec]:
-        scaled = dict(components)
-        for name, component in components.items():
-            if name in parallelism:
-                update = {"parallelism": parallelism[name]}
-                scaled[name] = component.model_copy(update=update)
-        return scaled
-
-    return spec.model_copy(update={"spouts": scale(spec.spouts), "bolts": scale(spec.bolts)})
 
 
 def edges(spec: TopologySpec) -> dict[str, Sequence[tuple[str, str, str]]]:

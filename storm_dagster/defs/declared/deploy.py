@@ -16,12 +16,12 @@ from typing import Any, Literal
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client import NimbusClient, submit_uploaded, upload, wait_for_run, wait_for_tasks
 from storm_dagster.client.waiting import wait_for_status
+from storm_dagster.core.submission.kept_sizes import with_parallelism
 from storm_dagster.defs.declared.declaration import (
     Declaration,
     RunningTopology,
     TargetDescription,
     differences,
-    with_parallelism,
 )
 from storm_dagster.host.endpoints import home_dir
 from storm_dagster.model import paths
@@ -268,10 +268,11 @@ class Reconciler:
             self.notify(f"{name} is {actual.status}: it is not changed until that is over")
             return []
         changes = self._change_code(differ, actual, is_own_upgrade=is_own_upgrade)
-        # A hot deploy has applied workers and parallelism already; the text is of _deploy_code.
-        is_hot_deployed = any(text.startswith("hot") for text in changes)
-        if not is_hot_deployed:
-            changes += self._rebalance(differ, actual)
+        # A hot deploy has applied workers and parallelism, but for executors that it keeps from a
+        # rebalance; the text is of _deploy_code.
+        if any(text.startswith("hot") for text in changes):
+            differ = {**self._kept_executors(differ), **_without_sizes(differ)}
+        changes += self._rebalance(differ, actual)
         if "status" in differ:
             self.change("deactivate" if declaration.inactive else "activate", {})
             changes.append("deactivated" if declaration.inactive else "activated")
@@ -310,6 +311,21 @@ class Reconciler:
             on_document=_refuse_full_queue(self.shares_queue),
         )
         return f"submitted as {submission.id} (run {submission.run_id})"
+
+    def _kept_executors(self, differ: Mapping[str, str]) -> dict[str, str]:
+        """Differences of the parallelism that a hot deploy has left.
+
+        They are of components whose declared number is that of the former code as well: an update
+        keeps the number that a rebalance has set.
+        """
+        document = self.nimbus.get(f"/v1/topologies/{self.declaration.name}")
+        running = {name: part["executors"] for name, part in document["components"].items()}
+        left: dict[str, str] = {}
+        for component, count in self.declaration.parallelism.items():
+            key = f"parallelism.{component}"
+            if key in differ and running.get(component) != count:
+                left[key] = differ[key]
+        return left
 
     def _rebalance(self, differ: Mapping[str, str], actual: RunningTopology) -> list[str]:
         """Rebalance if workers or executors differ; returns the action as text, if any.
@@ -404,6 +420,15 @@ class Reconciler:
             return upload(
                 self.nimbus, archive=bundle.archive, conf=conf, topology=spec, name=declaration.name
             )
+
+
+def _without_sizes(differ: Mapping[str, str]) -> dict[str, str]:
+    """The differences without those of workers and parallelism."""
+    return {
+        key: text
+        for key, text in differ.items()
+        if key != "workers" and not key.startswith("parallelism.")
+    }
 
 
 def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:

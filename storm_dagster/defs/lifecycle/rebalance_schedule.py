@@ -7,16 +7,15 @@ the tick's skip reason explains it.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import dagster as dg
 
 from storm_dagster.client.changes import change_topology
-from storm_dagster.core.liveness.causes import SPREAD_PAUSE_SECS
-from storm_dagster.core.reassignment import imbalance
+from storm_dagster.core.rebalancing import Spread, largest_gain, new_supervisors, spread_of
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.core.transitions import STEADY
 from storm_dagster.defs.binding import bind, op_job
 from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import topology_tags
@@ -24,7 +23,12 @@ from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.observe.history import remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
-from storm_dagster.model.dagster_names import PRIORITY_TAGS, REBALANCE_JOB, DagsterNames
+from storm_dagster.model.dagster_names import (
+    PRIORITY_TAGS,
+    REBALANCE_JOB,
+    SCHEDULED_TAG,
+    DagsterNames,
+)
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import check_topology_reference
 from storm_dagster.model.records import WorkerSlot
@@ -39,46 +43,57 @@ _ASK_JOB = "ask_for_rebalance"
 _log = logging.getLogger(__name__)
 
 
-def _busy(topology: TopologyView, now_secs: int) -> str | None:
-    """Reason why a topology must not be rebalanced now; ``None`` if it may be."""
-    base = topology.base
-    assignment = topology.assignment
-    if base.status not in STEADY or base.wanted_status != base.status:
-        return f"it is {base.status}, wanted {base.wanted_status}"
-    if assignment is None or topology.assignment_at is None:
-        return "it has no assignment"
-    if topology.missing_workers:
-        # Dead workers are healed first: a rebalance would move tasks that are about to move anyway.
-        return f"{len(topology.missing_workers)} of its workers do not live, healing comes first"
-    age = now_secs - assignment.timestamp_ms // 1000
-    if topology.assignment_at.version and 0 <= age < SPREAD_PAUSE_SECS:
-        return f"it was placed {age} s ago: it is rebalanced again after {SPREAD_PAUSE_SECS:g} s"
-    return None
-
-
 def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> tuple[int, str]:
     """The fewest moves that restore balance, and their gain in words.
 
-    0 moves if the gain is not worth a run. Raises the planner's error if the topology does not fit.
+    0 moves if the topology is not steady, or if the gain is not worth a run. Raises the planner's
+    error if the topology does not fit.
     """
-    report = rebalance(ops, topology.id, dry_run=True, view=view)
+    report = rebalance(ops, topology.id, dry_run=True, scheduled=True, view=view)
+    if report.reason:
+        return 0, report.reason
     if not report.moved or report.assignment is None or report.placement is None:
         return 0, "it is balanced, no plan would change it"
     threshold = float(load_runnable(ops, topology).conf["topology.rebalance.threshold"])
-    supervisors = sum(
-        1 for info in view.supervisors.values() if info.ports and info.host not in view.blacklist
-    )
+    quiet_secs = float(ops.conf["nimbus.rebalance.quiet.secs"])
+    counted = view.open_supervisors([topology.id]).keys() - new_supervisors(view, quiet_secs)
+    supervisors = sum(1 for supervisor_id in counted if view.supervisors[supervisor_id].ports)
 
-    def imbalance_of(workers: Iterable[WorkerSlot]) -> float:
+    def spread(workers: Iterable[WorkerSlot]) -> Spread:
         sizes = [(worker.node, len(worker.ids)) for worker in workers]
-        return imbalance(sizes, target_workers=report.workers, supervisors=supervisors)
+        return spread_of(sizes, target_workers=report.workers, supervisors=supervisors)
 
-    current = imbalance_of(report.assignment.workers)
-    planned = imbalance_of(report.placement.workers)
+    current, planned = largest_gain(
+        spread(report.assignment.workers), spread(report.placement.workers)
+    )
     text = f"{report.moved} tasks would move, imbalance {current:.2f} would become {planned:.2f}"
     if current - planned > threshold:
         return report.moved, text
     return 0, f"{text}, which gains no more than topology.rebalance.threshold {threshold:g}"
+
+
+def _still_steady(
+    zookeeper: ZooKeeperResource, blobstore: BlobStoreResource, name: str
+) -> str | None:
+    """Reason why the topology must not be rebalanced any more; ``None`` if it may be."""
+    with _operations(zookeeper, blobstore) as ops:
+        report = rebalance(ops, name, dry_run=True, scheduled=True)
+    return report.reason or None
+
+
+@contextmanager
+def _operations(
+    zookeeper: ZooKeeperResource, blobstore: BlobStoreResource
+) -> Iterator[OperationsContext]:
+    """Operations that plan with the local planner."""
+    with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
+        yield OperationsContext(
+            cluster=cluster,
+            blobs=blobs,
+            conf=zookeeper.conf(),
+            planner=plan_placement,
+            log=_log,
+        )
 
 
 class AskForRebalanceConfig(verb_config(VERBS["rebalance"])):
@@ -86,10 +101,23 @@ class AskForRebalanceConfig(verb_config(VERBS["rebalance"])):
 
 
 def ask_for_rebalance(
-    context: dg.OpExecutionContext, config: AskForRebalanceConfig, nimbus: NimbusResource
+    context: dg.OpExecutionContext,
+    config: AskForRebalanceConfig,
+    nimbus: NimbusResource,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
 ) -> None:
-    """Request the rebalance from nimbus, whose Dagster runs it."""
+    """Request the rebalance from nimbus, whose Dagster runs it.
+
+    No request is made if the topology is no longer steady: since the schedule's tick a host may
+    have been lost, or a healing may have moved tasks.
+    """
     with step_errors(), nimbus.client() as client:
+        reason = _still_steady(zookeeper, blobstore, config.name)
+        if reason is not None:
+            context.log.info(f"{config.name}: {reason}")
+            context.add_output_metadata({"topology": config.name, "reason": reason})
+            return
         change = change_topology(client, verb="rebalance", wait=False, **config.model_dump())
     context.add_output_metadata({"run_id": str(change.run_id or "none"), "topology": config.name})
 
@@ -129,9 +157,6 @@ class _Moves:
         instance: dg.DagsterInstance,
     ) -> tuple[int, str]:
         """Moves of a rebalance of the topology, 0 without one, and the reason."""
-        reason = _busy(topology, ops.now_secs())
-        if reason is not None:
-            return 0, reason
         try:
             moved, reason = _gain(ops, view, topology)
         except StormDagsterError as error:
@@ -150,6 +175,7 @@ class _Moves:
         run_key = f"{topology.id}:{version}"
         tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(moved)}
         if self.in_cluster_location:
+            tags[SCHEDULED_TAG] = "true"
             return dg.RunRequest(run_key=run_key, tags=tags, partition_key=name)
         ops = {self.names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}
         return dg.RunRequest(run_key=run_key, tags=tags, run_config={"ops": ops})
@@ -187,14 +213,7 @@ def build_rebalance_schedule(
     ) -> list[dg.RunRequest] | dg.SkipReason:
         """Plan every stable topology, and request a run for those that gain from moves."""
         try:
-            with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
-                ops = OperationsContext(
-                    cluster=cluster,
-                    blobs=blobs,
-                    conf=zookeeper.conf(),
-                    planner=plan_placement,
-                    log=_log,
-                )
+            with _operations(zookeeper, blobstore) as ops:
                 requests, reasons = moves.evaluate(ops, context.instance)
         except StormDagsterError as error:
             return dg.SkipReason(error.message)

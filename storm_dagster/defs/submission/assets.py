@@ -41,7 +41,12 @@ from storm_dagster.defs.resources.operating import (
     token_for,
 )
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
-from storm_dagster.model.dagster_names import REBALANCE_JOB, TOKEN_TAG, DagsterNames
+from storm_dagster.model.dagster_names import (
+    REBALANCE_JOB,
+    SCHEDULED_TAG,
+    TOKEN_TAG,
+    DagsterNames,
+)
 from storm_dagster.model.errors import InvalidRequest, NotAlive
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.ranges import encode_ranges
@@ -120,7 +125,7 @@ def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) ->
 
 def _summary(report: RebalanceResult) -> dict[str, Any]:
     """Metadata of a rebalance, of the plan and of the rebalance itself."""
-    return {
+    metadata = {
         **fields_of(report, "topology_id status outcome delay_secs"),
         "workers_wanted": report.workers,
         "executors_wanted": dg.MetadataValue.json(dict(report.executors)),
@@ -130,14 +135,26 @@ def _summary(report: RebalanceResult) -> dict[str, Any]:
         "tasks_removed": encode_ranges(report.tasks_removed) or "none",
         "planner": report.planner or "none",
     }
+    if report.reason:
+        metadata["reason"] = report.reason
+    if report.warnings:
+        metadata["warnings"] = "; ".join(report.warnings)
+    return metadata
 
 
-def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -> dict[str, Any]:
+def _is_scheduled(context: dg.AssetExecutionContext) -> bool:
+    """True if a schedule asked for the run."""
+    return SCHEDULED_TAG in tags_of(context)
+
+
+def plan_rebalance(
+    ops: OperationsContext, name: str, config: RebalanceConfig, *, scheduled: bool
+) -> dict[str, Any]:
     """Metadata of the planned rebalance, without an effect.
 
-    A rebalance that does not fit is refused here.
+    A rebalance that does not fit is refused here. ``scheduled``: a schedule asked for it.
     """
-    report = rebalance(ops, name, **config.model_dump(), dry_run=True)
+    report = rebalance(ops, name, **config.model_dump(), dry_run=True, scheduled=scheduled)
     metadata = _summary(report)
     if report.placement is not None:
         components = task_components(ops, report.topology_id)
@@ -161,9 +178,17 @@ def publish_rebalance(
     op_config = op_configs.get(names.stage_op("assignment")) or {}
     form = op_config.get("config") or {}
     fields = RebalanceConfig(**form).model_dump()
-    report = rebalance(ops, name, **fields, request_id=recorded_request(context))
+    report = rebalance(
+        ops,
+        name,
+        **fields,
+        scheduled=_is_scheduled(context),
+        request_id=recorded_request(context),
+    )
     answer = rebalance_answer(report)
     context.log.info(answer.summary)
+    for warning in answer.warnings:
+        context.log.warning(warning)
     context.instance.add_run_tags(context.run.run_id, answer.to_tags())
     return {
         **_summary(report),
@@ -283,7 +308,8 @@ def assignment(
         if context.run.job_name == names.name(REBALANCE_JOB):
             claim_record(context, ops)
             try:
-                metadata = plan_rebalance(ops, name, config)
+                scheduled = _is_scheduled(context)
+                metadata = plan_rebalance(ops, name, config, scheduled=scheduled)
                 _keep_key(context, ops, names, name)
                 return _with_seconds(metadata, began)
             except BaseException:

@@ -121,7 +121,12 @@ class LifecycleRequests:
         self._check(row, view, topology, fields, epoch)
         handle = fields.get("handle")
         if handle:
-            answer["conf"] = update_differences(self._nimbus.operations(epoch), topology, handle)
+            answer["conf"] = update_differences(
+                self._nimbus.operations(epoch),
+                topology,
+                handle,
+                replaces=row.name == "update",
+            )
         if body.dry_run:
             plan = self._plan(topology.id, fields, epoch) if row.places_tasks else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}

@@ -16,6 +16,7 @@ from storm_dagster.core.reassignment import (
 )
 from storm_dagster.core.scheduling.obstacles import closed_hosts
 from storm_dagster.core.transitions import HEALED
+from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.multimap import multimap
@@ -150,7 +151,10 @@ def _reassign_topology(
             return replace(report, assignment=topology.assignment)
         assignment = _assignment_after(ctx, topology, placement, true_causes)
         assert topology.assignment_at is not None
-        transaction = ctx.cluster.fenced(epoch)
+        # The plan was made from the numbers and the status in the base.
+        transaction = ctx.cluster.fenced(epoch).check(
+            paths.topology(topology_id), topology.base_at.version
+        )
         append_assignment(ctx, transaction, view, name, assignment)
         report = replace(
             report,

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.log_levels import check_level, level_in_force
-from storm_dagster.model.records import KeptLevel, KeptLevels, decode_record, encode_record
+from storm_dagster.model.log_levels import KeptLevel, KeptLevels, check_level, level_in_force
+from storm_dagster.model.records import decode_record, encode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.operations.context import OperationsContext, topology_by_name

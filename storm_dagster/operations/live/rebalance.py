@@ -4,7 +4,6 @@ Begin: one transaction makes the base REBALANCING with the delay, and stores the
 below it. Finish: plan, then one transaction with tasks, assignment and the former status.
 """
 
-import difflib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,14 +16,14 @@ from storm_dagster.core.reassignment import (
     rebalance_batch,
     same_workers,
 )
+from storm_dagster.core.rebalancing import new_supervisors, unsteady_reason
 from storm_dagster.core.scheduling.obstacles import closed_hosts
-from storm_dagster.core.submission.conf import message_timeout_secs
+from storm_dagster.core.submission.conf import base_conf, message_timeout_secs, with_base_conf
 from storm_dagster.core.submission.quotas import check_quotas
 from storm_dagster.core.submission.tasks import fixed_task_components, rescale
 from storm_dagster.core.submission.validation import check_task_limit
 from storm_dagster.core.transitions import apply_event, delay_of
 from storm_dagster.model import paths
-from storm_dagster.model.conf import check_value
 from storm_dagster.model.errors import (
     Conflict,
     InvalidRequest,
@@ -34,12 +33,24 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
-from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
+from storm_dagster.model.records import (
+    BaseConf,
+    StormBase,
+    TaskTable,
+    decode_record,
+    encode_record,
+)
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.change_records import PlannedOn, take_over_change
+from storm_dagster.operations.live.rebalance_request import (
+    PendingRebalance,
+    check_rebalance,
+    describe_rebalance,
+    rebalance_warnings,
+)
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.continuing import over_leaders
@@ -48,6 +59,7 @@ from storm_dagster.operations.transactions import (
     ReplyLost,
     announce,
     append_assignment,
+    check_assignments,
     commit,
     retry_on_conflict,
     with_change,
@@ -58,20 +70,6 @@ from storm_dagster.zk.transaction import conflict
 FINISH_REBALANCE = shared_steps("finish_rebalance", "finish_rebalance", "store.placement.json")
 ABANDON_REBALANCE = shared_steps("abandon_rebalance", "abandon_rebalance")
 REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
-
-
-class PendingRebalance(Record):
-    """A requested rebalance.
-
-    It is stored at ``/topology/<id>/rebalance`` while it waits for its delay.
-    """
-
-    workers: int
-    """Number of workers."""
-    executors: dict[str, int]
-    """Component -> number of executors, of every component."""
-    reassign: bool = False
-    """True if every task moves to a new slot."""
 
 
 _DELAY_POLL_SECS = 2.0
@@ -98,6 +96,8 @@ class _Plan:
 
     These are a user-defined assignment, isolation, and rules that keep tasks apart or together.
     """
+    base_conf: BaseConf
+    """Fields of the base that follow from the conf."""
 
 
 _Attempt = tuple[RebalanceResult, Callable[[], None] | None]
@@ -119,6 +119,7 @@ def rebalance(
     dry_run: bool = False,
     *,
     stay: bool = True,
+    scheduled: bool = False,
     view: ClusterView | None = None,
     request_id: str = "",
 ) -> RebalanceResult:
@@ -133,6 +134,10 @@ def rebalance(
     calls :func:`finish_rebalance`). If the leader changes, the call continues under the next one,
     and takes over the record of ``request_id``, the request for which a leader launched this run.
     It ends if the topology was changed or killed since it was planned.
+
+    A ``scheduled`` rebalance, which no user asked for, has no effect unless the topology is steady
+    when it begins (``reason`` names why), and does not move tasks to a supervisor that registered
+    less than ``nimbus.rebalance.quiet.secs`` ago.
 
     The outcome is ``unchanged`` if the request has no effect, ``waiting`` if the leader finishes
     it, ``planned`` for a ``dry_run``. ``view`` is used by a ``dry_run`` only, so that many of them
@@ -160,12 +165,22 @@ def rebalance(
             if pending == raw and attempted_report.topology_id == topology.id:
                 return attempted_report
         planned[:] = [PlannedOn(topology.id, topology.base_at.version)]
+        avoid: frozenset[str] = frozenset()
+        if scheduled:
+            quiet_secs = float(ctx.conf.get("nimbus.rebalance.quiet.secs", 0))
+            reason = unsteady_reason(
+                current_view, topology, now_secs=ctx.now_secs(), quiet_secs=quiet_secs
+            )
+            if reason:
+                return replace(_unchanged(topology), reason=reason)
+            avoid = new_supervisors(current_view, quiet_secs)
         require_offered_host(current_view, topology)
         runnable = load_runnable(ctx, topology)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
         # Before the plan, because a status that does not allow it is refused here.
         waiting_base = apply_event(topology.base, "rebalance", delay_secs=delay)
-        request = _check_request(topology, runnable, workers, dict(executors or {}), reassign)
+        request = check_rebalance(topology, runnable, workers, dict(executors or {}), reassign)
+        request = request.model_copy(update={"avoid": tuple(sorted(avoid))})
         plan = _plan(ctx, current_view, topology, runnable, request)
         if not plan.disturbs:
             # No spout has to pause before a change of the base alone.
@@ -179,6 +194,8 @@ def rebalance(
             paths.topology(topology.id), encode_record(waiting_base), topology.base_at.version
         )
         transaction.create(_pending_path(topology.id), encode_record(request))
+        # A healing since the plan makes it void: then no spout pauses before it is planned again.
+        check_assignments(transaction, current_view)
         announce(ctx, transaction, topology.id, VERBS["rebalance"].action)
         report = _report(topology, waiting_base, plan, "waiting", delay=delay)
         attempted[:] = [(encode_record(request), report)]
@@ -229,54 +246,6 @@ def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
     )
 
 
-def _check_request(
-    topology: TopologyView,
-    runnable: Runnable,
-    workers: int | None,
-    executors: dict[str, int],
-    reassign: bool,
-) -> PendingRebalance:
-    """Check the requested numbers, and complete them with the current ones.
-
-    :class:`InvalidRequest` for an unknown component, or for a number that is not allowed.
-    """
-    name = topology.base.name
-    problem = None if workers is None else check_value("topology.workers", workers)
-    if problem:
-        raise InvalidRequest(f"rebalance of {name!r}: {problem}")
-    components = topology.base.executors.keys() - {TOPOLOGY_MASTER}
-    topology_limit = runnable.conf.get("topology.max.task.parallelism")
-    for component, count in executors.items():
-        if component not in components:
-            matches = difflib.get_close_matches(component, components, n=1, cutoff=0.5)
-            if matches:
-                hint = f"did you mean {matches[0]!r}?"
-            else:
-                hint = f"components are {', '.join(sorted(components))}"
-            raise InvalidRequest(
-                f"topology {name!r} has no component {component!r} to rebalance: {hint}"
-            )
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InvalidRequest(
-                f"rebalance of {name!r}: {component!r} cannot have {count!r} executors: "
-                "give at least 1"
-            )
-        # The component's own limit replaces that of the topology.
-        spec = runnable.spec.component(component)
-        own_limit = spec.conf.get("topology.max.task.parallelism") if spec else None
-        limit = topology_limit if own_limit is None else own_limit
-        if limit is not None and count > limit:
-            raise InvalidRequest(
-                f"rebalance of {name!r}: {component!r} cannot have {count} executors, "
-                f"topology.max.task.parallelism is {limit}"
-            )
-    return PendingRebalance(
-        workers=topology.base.workers if workers is None else workers,
-        executors={**topology.base.executors, **executors},
-        reassign=reassign,
-    )
-
-
 def _plan(
     ctx: OperationsContext,
     view: ClusterView,
@@ -310,22 +279,26 @@ def _plan(
         executors=request.executors,
         workers=request.workers,
         reassign=request.reassign,
+        avoid=request.avoid,
     )
     # By the planner of the context: a run never takes the local planner in place of PySpark.
     result = plan_or_raise(ctx, batch, topology.base.name, view)
     placement = result.placement(topology.base.name)
     check_quotas(ctx.values(), view, topology.base.owner, placement.workers, [topology.id])
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
+    copied = base_conf(runnable.conf)
     changed = (
         disturbs
         or request.workers != topology.base.workers
         or request.executors != topology.base.executors
+        # After a gray upgrade that a leader of a former release completed.
+        or with_base_conf(topology.base, copied) is not topology.base
     )
     (to_place,) = batch.topologies
     bound = bool(
         to_place.user_workers or to_place.differ_node or to_place.isolation or to_place.executors
     )
-    return _Plan(request, table, result, changed, disturbs, bound)
+    return _Plan(request, table, result, changed, disturbs, bound, copied)
 
 
 def _requested_tasks(table: TaskTable, executors: Mapping[str, int]) -> int:
@@ -361,6 +334,7 @@ def _report(
         tasks_removed=tuple(sorted(before.keys() - after.keys())),
         components={**before, **after},
         assign_secs=plan.result.assign_secs,
+        warnings=rebalance_warnings(topology, plan.request),
     )
 
 
@@ -422,6 +396,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
             transaction.set(
                 paths.topology(topology_id), encode_record(after), topology.base_at.version
             )
+            check_assignments(transaction, view)
             try:
                 commit(ctx, transaction, "abandon_rebalance")
             except ReplyLost:
@@ -431,6 +406,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         after = after.model_copy(
             update={"workers": request.workers, "executors": request.executors}
         )
+        after = with_base_conf(after, plan.base_conf)
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
         return _apply(ctx, transaction, view, topology, after, plan, attempted)
 
@@ -455,20 +431,6 @@ def _unchanged(topology: TopologyView) -> RebalanceResult:
         assignment=topology.assignment,
         version=topology.assignment_at.version if topology.assignment_at else None,
     )
-
-
-def _describe_request(base: StormBase, request: PendingRebalance) -> str:
-    """The changes of the request, for the history of the assignment."""
-    changes: list[str] = []
-    if request.workers != base.workers:
-        changes.append(f"{request.workers} workers instead of {base.workers}")
-    for name, count in request.executors.items():
-        if count != base.executors.get(name):
-            former = base.executors.get(name, 0)
-            changes.append(f"{name} with {count} executors instead of {former}")
-    if changes:
-        return ", ".join(changes)
-    return "every task was placed again" if request.reassign else "balance was restored"
 
 
 def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
@@ -525,7 +487,7 @@ def _apply(
             ctx,
             assignment,
             "rebalanced",
-            _describe_request(topology.base, plan.request),
+            describe_rebalance(topology.base, plan.request),
             moved=placement.moved,
         )
         if plan.table != topology.tasks:
@@ -534,6 +496,8 @@ def _apply(
         append_assignment(ctx, transaction, view, after.name, assignment)
         version = 0 if report.version is None else report.version + 1
         report = replace(report, assignment=assignment, version=version)
+    else:
+        check_assignments(transaction, view)
     moves = _moves(view, topology, plan)
     changed = report.assignment is not topology.assignment
     write_explanation = functools.partial(

@@ -9,7 +9,9 @@ from storm_dagster.operations.upgrade import UpgradeResult
 def rebalance_answer(report: RebalanceResult) -> RunResult:
     """The answer of a rebalance."""
     where = _size_of(report.assignment)
-    if report.moved:
+    if report.reason:
+        text = f"nothing is moved: {report.reason}"
+    elif report.moved:
         text = f"{report.moved} tasks moved: {where}"
     elif report.tasks_added or report.tasks_removed:
         added = len(report.tasks_added)
@@ -17,7 +19,7 @@ def rebalance_answer(report: RebalanceResult) -> RunResult:
         text = f"no task moved, {added} were added and {removed} removed: {where}"
     else:
         text = f"nothing to move: {where} are even"
-    return RunResult(report.outcome, report.moved, text)
+    return RunResult(report.outcome, report.moved, text, report.warnings)
 
 
 def _size_of(assignment: Assignment | None) -> str:

@@ -71,6 +71,8 @@ class StagingRecord(Record):
 
     ``None``: the release before staged it, and its conf names them.
     """
+    named: tuple[str, ...] = ()
+    """Sizes that the call names, which an update does not keep from a rebalance."""
 
 
 class StagedTasks(Record):

@@ -8,7 +8,7 @@ ends in exactly one topology for one client token.
 from typing import Any, NamedTuple
 
 from storm_dagster.core.submission.conf import (
-    OWNER_KEY,
+    base_conf,
     conf_differences,
     kept_conf,
     limited_conf,
@@ -18,16 +18,30 @@ from storm_dagster.core.submission.conf import (
     submitted_keys,
     total_conf,
 )
+from storm_dagster.core.submission.kept_sizes import (
+    WORKERS_KEY,
+    KeptSizes,
+    executor_limits,
+    kept_sizes,
+    named_sizes,
+    sizes_of,
+    with_parallelism,
+)
 from storm_dagster.core.submission.setters import check_setters
 from storm_dagster.core.submission.spark_keys import check_spark_keys
 from storm_dagster.core.submission.tasks import (
     executor_counts,
+    normalize_topology,
     number_tasks,
     with_system_components,
 )
-from storm_dagster.core.submission.validation import check_confs, normalize_submission
+from storm_dagster.core.submission.validation import (
+    check_confs,
+    check_task_limit,
+    normalize_submission,
+)
 from storm_dagster.model.access_tokens import is_unowned_caller
-from storm_dagster.model.conf import mask
+from storm_dagster.model.conf import Conf, mask
 from storm_dagster.model.conf_layers import LayerName, merge_conf, overlay
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
 from storm_dagster.model.names import check_topology_name
@@ -85,6 +99,8 @@ class _Source(NamedTuple):
     """Code of the replaced topology whose conf was read; empty: not checked."""
     submitted_keys: tuple[str, ...] | None
     """Conf keys of the submission; ``None``: a former release staged it."""
+    named: tuple[str, ...]
+    """Sizes that the call names."""
     warnings: tuple[str, ...] = ()
 
 
@@ -159,6 +175,7 @@ def stage_conf(
         base=base_digest(replaced.base) if replaced is not None else "",
         run=ctx.run,
         submitted_keys=source.submitted_keys,
+        named=source.named,
     )
     # Without the keys a former release staged the conf, which names them already.
     document = conf
@@ -188,14 +205,24 @@ def _read_source_or_staged(
     if handle is None or not ctx.blobs.exists(staging.upload_key(handle, "topology")):
         staged = _read_staged_record(ctx, name, token, handle)
         conf, spec = staging.read_topology(ctx, token)
-        return _Source(conf, spec, staged.archive, staged.former, staged.submitted_keys)
+        return _Source(
+            conf, spec, staged.archive, staged.former, staged.submitted_keys, staged.named
+        )
     former = replaced.code_dir if replaced else ""
     submitted, spec, warnings, archive = read_source(ctx, handle, replaced)
     conf, spec = normalize_submission(
         ctx.values(), submitted, spec.model_copy(update={"name": name})
     )
     warnings += check_session_keys(ctx, total_conf(ctx.values(), conf), spec)
-    return _Source(conf, spec, archive, former, submitted_keys(submitted), tuple(warnings))
+    keys = submitted_keys(submitted)
+    named = _named_sizes(ctx, handle)
+    return _Source(conf, spec, archive, former, keys, named, tuple(warnings))
+
+
+def _named_sizes(ctx: OperationsContext, handle: str) -> tuple[str, ...]:
+    """Sizes that the uploaded conf itself names; the upload was read before."""
+    raw_conf = ctx.find_blob(staging.upload_key(handle, "conf")) or b"{}"
+    return named_sizes(decode_json(raw_conf, "the uploaded conf"))
 
 
 def _conf_result(
@@ -342,18 +369,29 @@ def _no_upload(handle: str) -> NotAlive:
 
 
 def update_differences(
-    ctx: OperationsContext, topology: TopologyView, handle: str
+    ctx: OperationsContext, topology: TopologyView, handle: str, *, replaces: bool = True
 ) -> dict[str, dict[str, Any]]:
     """Changes to the conf of a running topology by an update with an upload.
 
-    The shape is key -> ``{"old", "new"}``; secrets are masked. :class:`InvalidTopology` for an
+    The shape is key -> ``{"old", "new"}``; secrets are masked. With ``replaces`` also the numbers
+    of executors that change (``parallelism.COMPONENT``); a gray upgrade changes none. :class:`InvalidTopology` for an
     upload that is not a valid topology.
     """
     submitted, spec, _, _ = read_source(ctx, handle, topology)
-    old = {**load_runnable(ctx, topology).conf, "topology.workers": topology.base.workers}
+    former = load_runnable(ctx, topology)
+    old = {**former.conf, WORKERS_KEY: topology.base.workers}
     conf = normalize_conf(ctx.values(), submitted, spec, topology.id)
     check_spark_keys(ctx.values(), conf, spec)
     new = total_conf(ctx.values(), conf)
+    if replaces:
+        spec = normalize_topology(new, spec)
+        kept = _kept_sizes(ctx, topology, spec, new, _named_sizes(ctx, handle))
+        if kept.workers is not None:
+            new[WORKERS_KEY] = kept.workers
+        executors = {**sizes_of(spec, new).executors, **kept.executors}
+        for component in topology.base.executors.keys() & executors.keys():
+            old[f"parallelism.{component}"] = topology.base.executors[component]
+            new[f"parallelism.{component}"] = executors[component]
     differences = conf_differences(old, new)
     before = mask({key: old_value for key, (old_value, _) in differences.items()})
     after = mask({key: new_value for key, (_, new_value) in differences.items()})
@@ -396,14 +434,66 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
     conf, spec = staging.read_topology(ctx, token)
     total = total_conf(ctx.values(), conf)
     full_spec = with_system_components(spec, total)
+    copied = base_conf(total)
+    kept = KeptSizes()
+    if record.replaces is not None:
+        replaced = ctx.cluster.load_view().topologies.get(record.replaces)
+        if replaced is None and ctx.blobs.exists(staging.staging_key(token, "tasks")):
+            # It was replaced by an earlier attempt, whose numbers stay.
+            return _tasks_result(record, staging.read_tasks(ctx, token))
+        if replaced is not None:
+            kept = _kept_sizes(ctx, replaced, spec, total, record.named)
+            full_spec = with_parallelism(full_spec, kept.executors)
+            for number in _kept_texts(kept):
+                ctx.log.info("the update of %s keeps %s, of a rebalance", record.name, number)
     staged = staging.StagedTasks(
         table=number_tasks(full_spec, total),
         executors=executor_counts(full_spec),
-        workers=int(total["topology.workers"]),
-        owner=str(total.get(OWNER_KEY) or ""),
-        isolation=tuple(total.get("isolation.scheduler.machines") or ()),
+        workers=int(total[WORKERS_KEY]) if kept.workers is None else kept.workers,
+        owner=copied.owner,
+        isolation=copied.isolation,
     )
+    own_tasks = [
+        len(part.ids)
+        for component, part in staged.table.components.items()
+        if not component.startswith("__")
+    ]
+    check_task_limit(ctx.values(), record.name, sum(own_tasks))
     staging.write_part(ctx, token, "tasks", staged)
+    return _tasks_result(record, staged)
+
+
+def _kept_sizes(
+    ctx: OperationsContext,
+    replaced: TopologyView,
+    spec: TopologySpec,
+    total: Conf,
+    named: tuple[str, ...],
+) -> KeptSizes:
+    """Sizes of the replaced topology that a rebalance set and the update does not name.
+
+    ``spec`` is the new topology, normalized, ``total`` its total conf.
+    """
+    former = load_runnable(ctx, replaced)
+    return kept_sizes(
+        replaced.base,
+        sizes_of(former.spec, former.conf),
+        sizes_of(spec, total),
+        named=named,
+        limits=executor_limits(spec, total),
+    )
+
+
+def _kept_texts(kept: KeptSizes) -> list[str]:
+    """The kept numbers in words, for the log."""
+    texts = [f"{count} executors of {name!r}" for name, count in sorted(kept.executors.items())]
+    if kept.workers is not None:
+        texts.append(f"{kept.workers} workers")
+    return texts
+
+
+def _tasks_result(record: staging.StagingRecord, staged: staging.StagedTasks) -> TasksResult:
+    """The result of stage 3."""
     return TasksResult(
         topology_id=record.topology_id,
         name=record.name,

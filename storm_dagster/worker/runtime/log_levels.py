@@ -4,8 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storm_dagster.model.log_levels import LEVELS, ROOT, level_in_force, level_name
-from storm_dagster.model.records import KeptLevels
+from storm_dagster.model.log_levels import LEVELS, ROOT, KeptLevels, level_in_force, level_name
 from storm_dagster.model.wire import LevelChange, LevelName
 
 _log = logging.getLogger(__name__)

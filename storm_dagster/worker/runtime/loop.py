@@ -21,7 +21,8 @@ from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model import wire
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
-from storm_dagster.model.records import KeptLevels, TaskBeats
+from storm_dagster.model.log_levels import KeptLevels
+from storm_dagster.model.records import TaskBeats
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine

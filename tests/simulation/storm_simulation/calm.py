@@ -258,7 +258,7 @@ class Calm:
             for key in (code_key(code_dir), conf_key(code_dir), jar_key(code_dir))
         )
 
-    # -- hosts come and go --------------------------------------------------------------------------
+    # -- hosts come and go -------------------------------------------------------------------------
 
     def _flapping(self) -> None:
         """While no host is open to new work, hosts come and go: few runs change nothing."""

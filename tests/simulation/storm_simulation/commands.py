@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +48,18 @@ class Command:
         return f"{self.begun:.1f} {self.verb} {self.name} {self.options}: {state}"
 
 
+def owner_by(token: str) -> str:
+    """Owner that the code of a gray upgrade with that client token names in its conf."""
+    return f"user-{token}"
+
+
 def upload(
     ctx: OperationsContext,
     handle: str,
     workers: int,
     archive: int = 0,
     single: bool = False,
-    more: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> str:
     """Put the parts of an upload; ``single``: the topology master gets a worker of its own.
 
@@ -64,7 +69,7 @@ def upload(
         "topology.workers": workers,
         "topology.message.timeout.secs": 5,
         "topology.master.single.worker": single,
-        **(more or {}),
+        **more,
     }
     # A client uploads, which acts for no leader.
     with NimbusBlobClient(ctx.cluster.leader_http) as blobs:
@@ -78,7 +83,7 @@ def _submit(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
     token = options["token"]
     single = options.get("single", False)
     workers, archive = options.get("workers", 2), options.get("archive", 0)
-    upload(ctx, f"handle-{token}", workers, archive, single, options.get("conf"))
+    upload(ctx, f"handle-{token}", workers, archive, single, **options.get("conf") or {})
     submit(ctx, name=name, token=token, handle=f"handle-{token}")
 
 
@@ -114,7 +119,8 @@ def _gray_upgrade(ctx: OperationsContext, name: str, options: dict[str, Any]) ->
     token, selection = options["token"], Selection(number=options.get("number", 1))
     if options.get("more"):
         return lifecycle.gray_upgrade(ctx, name, selection)
-    upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 1))
+    owner = {"topology.submitter.user": owner_by(token)}
+    upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 1), **owner)
     return lifecycle.gray_upgrade(ctx, name, selection, handle=f"handle-{token}", token=token)
 
 

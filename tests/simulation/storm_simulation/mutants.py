@@ -22,7 +22,7 @@ from storm_dagster.nimbus import daemon as nimbus_daemon
 from storm_dagster.nimbus.blobs import replication
 from storm_dagster.nimbus.leadership import duties, election
 from storm_dagster.operations import transactions
-from storm_dagster.operations.live import cleaner, healing, lifecycle
+from storm_dagster.operations.live import cleaner, healing, lifecycle, rebalance
 from storm_dagster.operations.submit import code_storage, continuing, publishing
 from storm_dagster.supervisor import cluster_link, upgrades
 from storm_dagster.worker.runtime import cluster_sync
@@ -340,6 +340,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "a worker that was picked counts as upgraded",
         "I7",
         (upgrades, "next_move", _upgraded_when_picked),
+    ),
+    _m(
+        "the base keeps the conf of before a gray upgrade",
+        "conf",
+        (machine, "with_base_conf", lambda _: lambda base, fields: base),
+    ),
+    _m(
+        "a rebalance begins with an overtaken plan",
+        "plan",
+        (rebalance, "check_assignments", lambda _: lambda transaction, view: transaction),
     ),
     _m(
         "a lease counts for whatever session",

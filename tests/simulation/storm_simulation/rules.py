@@ -18,6 +18,7 @@ from storm_dagster.model.records import (
     StormBase,
     decode_record,
 )
+from storm_simulation.commands import owner_by
 from storm_simulation.ensemble import Commit
 from storm_simulation.kernel import Host
 
@@ -163,6 +164,31 @@ class Rules:
             self._violated("acknowledged", f"{topology_id} was killed and is {base.status} again")
         if before is None and created:
             self._published(commit, topology_id, base, all_before)
+        if before is not None and base.status == "REBALANCING" != before.status:
+            self._planned(commit, topology_id)
+        if before is not None and before.status == "UPGRADING" and base.status == "ACTIVE":
+            self._owner(topology_id, base)
+
+    def _planned(self, commit: Commit, topology_id: str) -> None:
+        """A rebalance silences no spout with a plan that a healing may have overtaken."""
+        path = ROOT + paths.ASSIGNMENTS
+        if not any(
+            isinstance(each, CheckVersion) and each.path == path for each in commit.operations
+        ):
+            self._violated(
+                "plan", f"a rebalance of {topology_id} began without a check of its plan"
+            )
+
+    def _owner(self, topology_id: str, base: StormBase) -> None:
+        """A completed gray upgrade leaves the base that the new conf describes."""
+        upgrade, assignment = base.last_upgrade, self.assignments.get(topology_id)
+        if upgrade is None or assignment is None or assignment.code_dir != upgrade.code_dir:
+            return
+        expected = owner_by(upgrade.token)
+        if base.owner != expected:
+            self._violated(
+                "conf", f"{topology_id} belongs to {base.owner!r}, its conf says {expected!r}"
+            )
 
     def _published(
         self, commit: Commit, topology_id: str, base: StormBase, before: dict[str, StormBase]

@@ -14,8 +14,9 @@ from storm_dagster.core.slots.model import Work
 from storm_dagster.host.worker_spec import HeartbeatFile, WorkerSpec
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
+from storm_dagster.model.log_levels import KeptLevels
 from storm_dagster.model.names import TOPOLOGY_MASTER
-from storm_dagster.model.records import KeptLevels, TaskBeats
+from storm_dagster.model.records import TaskBeats
 from storm_dagster.model.wire import TaskReport, WorkerReport
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.system import ListeningClock, TopologyMasterTable
