@@ -1,5 +1,6 @@
 """Loader of the cluster conf from the files of a host."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -63,10 +64,11 @@ def conf_files(folder: Path) -> list[Path]:
 def _parts(folder: Path) -> Iterator[Path]:
     """Entries of ``storm.d`` by their names, without hidden ones; none without that folder."""
     parts_folder = folder / PARTS_FOLDER
+    # The folder of the conf may not exist either, and its path may lead through a file.
+    if not os.path.lexists(parts_folder):
+        return
     try:
         entries = sorted(parts_folder.iterdir())
-    except FileNotFoundError:
-        return
     except OSError as error:
         raise InvalidRequest(
             f"{parts_folder} cannot be listed ({error.strerror}): make it a folder that this user "

@@ -123,7 +123,7 @@ class LogService:
     url = None
     announced = SimpleNamespace(run=lambda *_: None)
 
-    def start(self, workers: object, state: object) -> None:
+    def start(self, workers: object, state: object, **probes: object) -> None:
         pass
 
     def stop(self) -> None:
