@@ -25,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.liveness.detection import LivenessLimits
-from storm_dagster.defs.healing import heartbeat_sensor
+from storm_dagster.defs.healing import heartbeat_sensor, sensor_watch
 from storm_dagster.model import paths
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.errors import Unavailable
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
@@ -54,6 +55,11 @@ def serve(pipe: Connection, counts: RequestCounts, runs: list[int]) -> None:
         runs.clear()
 
 
+def _no_code(cluster: Any, topology: Any) -> Any:
+    """No topology waits for a placement here, so that none is planned."""
+    raise Unavailable(f"the code of {topology.id} is not read here")
+
+
 def sensor(conf: dict[str, Any], pipe: Connection) -> None:
     """Tick after tick in this process."""
     logging.disable(logging.CRITICAL)
@@ -65,8 +71,10 @@ def sensor(conf: dict[str, Any], pipe: Connection) -> None:
         asked.start()
         while asked.is_alive():
             context: Any = SimpleNamespace(cursor=cursor, instance=instance)
-            tick = heartbeat_sensor._Tick("heartbeat_sensor", context, limits, DagsterNames())
-            with heartbeat_sensor._open_watch(values) as watch:
+            tick = heartbeat_sensor._Tick(
+                "heartbeat_sensor", context, limits, DagsterNames(), load=_no_code
+            )
+            with sensor_watch.open_watch(values) as watch:
                 runs.append(len(tick.run(watch, time.monotonic() + 45.0)))
                 tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
             cursor = tick.cursor.after(tick.memory)

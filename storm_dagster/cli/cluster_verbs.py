@@ -283,8 +283,8 @@ def dev(
     if prepare:
         _prepare_machine(invocation)
         return
-    from storm_dagster.cli.dev.cluster import refuse_live_home
     from storm_dagster.cli.dev.detach import REPORT_FD, run_child, run_foreground, start_detached
+    from storm_dagster.cli.dev.ending import refuse_live_home
     from storm_dagster.cli.dev.options import DevOptions
     from storm_dagster.cli.dev.plan import ClusterPlan
     from storm_dagster.cli.dev.ports import choose_ports

@@ -1,4 +1,4 @@
-"""Rules of scheduled rebalances: which topology is steady, which hosts count, which gain is worth it.
+"""Rules of scheduled rebalances: steady topologies, counted hosts, and gains that are worth it.
 
 A schedule judges a topology when it asks for the run, and the run judges it once more when it
 begins: in between a host may have been lost, or a healing may have moved tasks.

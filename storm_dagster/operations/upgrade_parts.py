@@ -1,4 +1,4 @@
-"""Numbers, lists and conf fields that the executor of gray upgrades needs beside its transitions."""
+"""Numbers, lists and conf fields that the executor of gray upgrades needs."""
 
 from dataclasses import replace
 

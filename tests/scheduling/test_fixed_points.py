@@ -1,4 +1,4 @@
-"""Plans of rebalances are fixed points, and reach the spread of a placement from nothing at once."""
+"""Plans of rebalances are fixed points, and reach the spread of a new placement at once."""
 
 from __future__ import annotations
 

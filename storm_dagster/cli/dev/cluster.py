@@ -16,7 +16,7 @@ from typing import Any
 from storm_dagster.cli.daemon_folders import check_room
 from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec, spawn
-from storm_dagster.cli.dev.ending import end_cluster, family
+from storm_dagster.cli.dev.ending import end_cluster, refuse_live_home
 from storm_dagster.cli.dev.plan import (
     HOST,
     PLACED,
@@ -46,32 +46,12 @@ _ENOUGH_CORES = 4
 Measured on two cores: if it starts at once, the cluster is ready 3 s later; if it starts when the
 cluster is ready, the first submission takes 1 s more.
 """
-
-
 _CLASS_DATA_SECS = 900.0
 """Longest time for making class data; it has the lowest priority, and takes 44 s if idle."""
 
 
 class _Stopped(Exception):
     """The cluster was stopped while it was being started."""
-
-
-def refuse_live_home(home: Path) -> None:
-    """Raise :class:`Conflict` if processes of a cluster in ``home`` live."""
-    records = RunFile.read_all(home)
-    for record in records:
-        if record.role == "dev" and record.alive() and record.pid != os.getpid():
-            raise Conflict(
-                f"a cluster already runs in {home} (dev has pid {record.pid}):"
-                f" `storm-dagster stop --home {home}`, or give another --home"
-            )
-    survivors = family(home, records)
-    if survivors:
-        pids = ", ".join(str(process.pid) for process in survivors[:8])
-        raise Conflict(
-            f"{len(survivors)} processes of an earlier cluster in {home} still run (pids {pids}):"
-            f" `storm-dagster stop --home {home}` ends them"
-        )
 
 
 class DevCluster:

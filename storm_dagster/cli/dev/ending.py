@@ -18,6 +18,7 @@ from storm_dagster.host.clock import boot_id
 from storm_dagster.host.forks import fork_folder
 from storm_dagster.host.processes import Process, RunFile, processes, run_dir, signal_exactly
 from storm_dagster.host.waiting import poll
+from storm_dagster.model.errors import Conflict
 from storm_dagster.supervisor.worker_cgroups import end_leftovers
 
 GRACE_SECS = 10.0
@@ -182,3 +183,21 @@ def end_cluster(
         if record is None or (record.pid != os.getpid() and not record.alive()):
             path.unlink(missing_ok=True)
     return survivors
+
+
+def refuse_live_home(home: Path) -> None:
+    """Raise :class:`Conflict` if processes of a cluster in ``home`` live."""
+    records = RunFile.read_all(home)
+    for record in records:
+        if record.role == "dev" and record.alive() and record.pid != os.getpid():
+            raise Conflict(
+                f"a cluster already runs in {home} (dev has pid {record.pid}):"
+                f" `storm-dagster stop --home {home}`, or give another --home"
+            )
+    survivors = family(home, records)
+    if survivors:
+        pids = ", ".join(str(process.pid) for process in survivors[:8])
+        raise Conflict(
+            f"{len(survivors)} processes of an earlier cluster in {home} still run (pids {pids}):"
+            f" `storm-dagster stop --home {home}` ends them"
+        )

@@ -16,6 +16,7 @@ import dagster as dg
 from storm_dagster.client.changes import change_topology
 from storm_dagster.core.rebalancing import Spread, largest_gain, new_supervisors, spread_of
 from storm_dagster.core.scheduling.plan import plan_placement
+from storm_dagster.core.usable_slots import usable_slots
 from storm_dagster.defs.binding import bind, op_job
 from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import topology_tags
@@ -56,8 +57,10 @@ def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> 
         return 0, "it is balanced, no plan would change it"
     threshold = float(load_runnable(ops, topology).conf["topology.rebalance.threshold"])
     quiet_secs = float(ops.conf["nimbus.rebalance.quiet.secs"])
-    counted = view.open_supervisors([topology.id]).keys() - new_supervisors(view, quiet_secs)
-    supervisors = sum(1 for supervisor_id in counted if view.supervisors[supervisor_id].ports)
+    usable = usable_slots(
+        view, placing=[topology.id], avoid=new_supervisors(view, quiet_secs)
+    ).supervisors
+    supervisors = sum(1 for supervisor in usable if supervisor.info.ports)
 
     def spread(workers: Iterable[WorkerSlot]) -> Spread:
         sizes = [(worker.node, len(worker.ids)) for worker in workers]

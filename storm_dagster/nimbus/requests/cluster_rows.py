@@ -1,5 +1,6 @@
-"""Rows of nimbuses and supervisors in the document of the cluster."""
+"""Parts of the documents of the cluster: nimbuses, supervisors, the pause of healing, health."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.liveness.pause import pause_text
 from storm_dagster.core.snapshot.cluster import SupervisorSnapshot
+from storm_dagster.host.disk import disk_room
 from storm_dagster.model.healing_pause import HealingPause
+from storm_dagster.model.view import ClusterView
+from storm_dagster.nimbus.member import Nimbus
 
 _MAX_WAITING = 20
 """Causes that the document of a pause of healing names."""
@@ -73,4 +77,46 @@ def nimbus_row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[st
         "uptime_secs": uptime_secs,
         "version": detail.get("version"),
         "missing": detail.get("missing"),
+    }
+
+
+def pause_fields(view: ClusterView) -> dict[str, str]:
+    """``{"healing_pause": TEXT}`` while operators have paused healing, else empty."""
+    pause = view.healing_pause
+    return {} if pause is None else {"healing_pause": pause_text(pause)}
+
+
+def alarm_of(healer: bytes | None) -> str | None:
+    """Reason why healing pauses, from the node of the armed sensor."""
+    try:
+        reason = json.loads(healer or b"{}").get("alarm")
+    except (ValueError, AttributeError):
+        return None
+    return reason if isinstance(reason, str) else None
+
+
+def health_document(nimbus: Nimbus) -> dict[str, Any]:
+    """``/healthz``; it makes no requests, so that it responds also without ZooKeeper."""
+    leadership = nimbus.status.snapshot
+    leading = nimbus.status.epoch is not None
+    disk = disk_room(nimbus.inbox)
+    if not nimbus.cluster.session.connected:
+        word = "no connection to ZooKeeper"
+    elif leading or leadership.leader_http:
+        word = "degraded" if leadership.missing else "ok"
+    else:
+        word = "no leader"
+    return {
+        "status": word,
+        "leader": leading,
+        "leader_http": nimbus.identity.http if leading else leadership.leader_http,
+        "epoch": nimbus.status.epoch,
+        "id": nimbus.identity.id,
+        "address": nimbus.identity.address,
+        "version": nimbus.identity.version,
+        "cluster_id": nimbus.cluster.cluster_id(),
+        "uptime_secs": nimbus.identity.uptime_secs,
+        "missing": leadership.missing,
+        "disk_free_mb": disk.free_mb,
+        "disk_mb": disk.total_mb,
     }

@@ -11,12 +11,10 @@ import httpx
 
 from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.diagnosis import diagnose
-from storm_dagster.core.liveness.pause import pause_text
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.snapshot.cluster import supervisors_of
 from storm_dagster.core.snapshot.topology import TopologySnapshot, snapshot_topology
 from storm_dagster.core.upgrade.selection import UpgradeSnapshot
-from storm_dagster.host.disk import disk_room
 from storm_dagster.model import paths
 from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import Corrupt, KeyNotFound, NotAlive, StormDagsterError
@@ -26,7 +24,14 @@ from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuery
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.cluster_rows import healing_document, nimbus_row, supervisor_row
+from storm_dagster.nimbus.requests.cluster_rows import (
+    alarm_of,
+    healing_document,
+    health_document,
+    nimbus_row,
+    pause_fields,
+    supervisor_row,
+)
 from storm_dagster.nimbus.requests.event_pulls import users_of_events
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.starting import StartingTopologies
@@ -141,7 +146,7 @@ class ClusterReader:
         degraded = {id_of_blob_key(key) for key in self._nimbus.status.snapshot.lacking}
         for row in document["topologies"]:
             row["degraded"] = row["id"] in degraded
-        return {**document, **_healing_pause(self.view())}
+        return {**document, **pause_fields(self.view())}
 
     def list_operations(self) -> dict[str, Any]:
         """Operations under way, oldest first; at most 0.2 s old."""
@@ -198,7 +203,7 @@ class ClusterReader:
             "operations": self.operations(topology.base.name),
             "events": self._nimbus.cluster.event_log_document(topology.base.name),
             **self._upgrade_of(topology),
-            **_healing_pause(view),
+            **pause_fields(view),
         }
 
     def state(
@@ -413,7 +418,7 @@ class ClusterReader:
             "nimbuses": self._nimbuses(),
             "supervisors": [supervisor_row(supervisor) for supervisor in supervisors],
             "healer": healer is not None,
-            "alarm": _alarm_of(healer) or self._nimbus.alarm,
+            "alarm": alarm_of(healer) or self._nimbus.alarm,
             "healing": self.healing(healer is not None),
             "corrupt": dict(view.corrupt),
             "events": {
@@ -434,30 +439,7 @@ class ClusterReader:
 
     def health(self) -> dict[str, Any]:
         """``/healthz``; it makes no requests, so that it responds also without ZooKeeper."""
-        nimbus = self._nimbus
-        leadership = nimbus.status.snapshot
-        leading = nimbus.status.epoch is not None
-        disk = disk_room(nimbus.inbox)
-        if not nimbus.cluster.session.connected:
-            word = "no connection to ZooKeeper"
-        elif leading or leadership.leader_http:
-            word = "degraded" if leadership.missing else "ok"
-        else:
-            word = "no leader"
-        return {
-            "status": word,
-            "leader": leading,
-            "leader_http": nimbus.identity.http if leading else leadership.leader_http,
-            "epoch": nimbus.status.epoch,
-            "id": nimbus.identity.id,
-            "address": nimbus.identity.address,
-            "version": nimbus.identity.version,
-            "cluster_id": nimbus.cluster.cluster_id(),
-            "uptime_secs": nimbus.identity.uptime_secs,
-            "missing": leadership.missing,
-            "disk_free_mb": disk.free_mb,
-            "disk_mb": disk.total_mb,
-        }
+        return health_document(self._nimbus)
 
     def readiness_problems(self) -> list[str]:
         """Reasons why this nimbus cannot serve or lead now; they name no topology or address."""
@@ -549,18 +531,3 @@ class ClusterReader:
 
     def _stats_of(self, topology: TopologyView) -> Mapping[str, Any] | None:
         return self._stats.get(topology.id, lambda: self._masters.ask(topology))
-
-
-def _healing_pause(view: ClusterView) -> dict[str, str]:
-    """``{"healing_pause": TEXT}`` while operators have paused healing, else empty."""
-    pause = view.healing_pause
-    return {} if pause is None else {"healing_pause": pause_text(pause)}
-
-
-def _alarm_of(healer: bytes | None) -> str | None:
-    """Reason why healing pauses, from the node of the armed sensor."""
-    try:
-        reason = json.loads(healer or b"{}").get("alarm")
-    except (ValueError, AttributeError):
-        return None
-    return reason if isinstance(reason, str) else None

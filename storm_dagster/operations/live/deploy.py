@@ -24,7 +24,6 @@ from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
 from storm_dagster.operations.submit.continuing import run_stage
-from storm_dagster.operations.submit.publishing import check_replaceable
 from storm_dagster.operations.submit.staging import (
     read_record,
     read_token,
@@ -32,6 +31,7 @@ from storm_dagster.operations.submit.staging import (
     staged_replaces,
 )
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
+from storm_dagster.operations.submit.targets import check_replaceable
 from storm_dagster.operations.transactions import (
     announce,
     append_assignment,

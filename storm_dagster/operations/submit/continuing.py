@@ -19,7 +19,6 @@ from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.open_tokens import read_staging
-from storm_dagster.operations.submit.publishing import base_digest, check_target
 from storm_dagster.operations.submit.staging import (
     StagingRecord,
     read_token,
@@ -27,6 +26,7 @@ from storm_dagster.operations.submit.staging import (
     refuse_other_run,
     write_part,
 )
+from storm_dagster.operations.submit.targets import base_digest, check_target
 from storm_dagster.operations.transactions import commit, retry_on_conflict
 
 T = TypeVar("T")

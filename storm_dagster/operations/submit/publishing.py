@@ -3,7 +3,6 @@
 One transaction makes the topology visible.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -48,7 +47,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.context import OperationsContext, check_name_free, encode_json
+from storm_dagster.operations.context import OperationsContext, encode_json
 from storm_dagster.operations.results import ActivateResult, AssignmentResult, PublishResult
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.code_storage import code_hashes
@@ -65,6 +64,7 @@ from storm_dagster.operations.submit.staging import (
     refuse_other_run,
     write_part,
 )
+from storm_dagster.operations.submit.targets import check_target
 from storm_dagster.operations.transactions import (
     announce,
     append_assignment,
@@ -206,59 +206,6 @@ def _read_staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, Sta
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
     return record, read_tasks(ctx, token), Runnable(spec=spec, conf=total_conf(ctx.values(), conf))
-
-
-def check_target(view: ClusterView, record: StagingRecord) -> None:
-    """Check that the submission may still be published.
-
-    :class:`AlreadyAlive` if another topology has the name. For a replacement, :class:`NotAlive` if
-    the former topology is gone, :class:`Conflict` if it has another status or other code by now.
-    """
-    remedy = "another submission of the name came first; kill it, or use another name"
-    check_name_free(view, record.name, (record.topology_id, record.replaces), remedy)
-    if record.replaces is None:
-        return
-    replaced = view.topologies.get(record.replaces)
-    if replaced is None or replaced.base.status == "KILLED":
-        raise NotAlive(
-            f"topology {record.replaces} was killed while its replacement was prepared: "
-            f"submit {record.name!r} again"
-        )
-    # A status change that another caller has made since is not undone.
-    check_replaceable(replaced)
-    if record.former not in ("", replaced.code_dir):
-        raise Conflict(
-            f"topology {record.name!r} got other code while this was prepared: try again"
-        )
-
-
-def base_digest(base: StormBase) -> str:
-    """Digest of a topology's record, without the traces of a drain.
-
-    A drain for a replacement pauses the spouts, and ends with the former status.
-    """
-    undrained = base.model_copy(
-        update={"status": base.wanted_status, "previous_status": None, "delay_secs": None}
-    )
-    return hashlib.sha256(encode_record(undrained)).hexdigest()[:16]
-
-
-def check_replaceable(topology: TopologyView, doing: str = "replaced") -> None:
-    """Raise :class:`Conflict` unless the topology is ACTIVE or INACTIVE.
-
-    In another status a change of it is under way, and it cannot be replaced. :class:`NotAlive` if
-    it is killed.
-    """
-    if topology.base.status == "KILLED":
-        raise NotAlive(
-            f"topology {topology.base.name!r} is KILLED and cannot be {doing}: "
-            "wait until it is gone, and submit it again"
-        )
-    if topology.base.status not in ("ACTIVE", "INACTIVE"):
-        raise Conflict(
-            f"topology {topology.base.name!r} is {topology.base.status} and cannot be {doing}: "
-            "wait until it has finished"
-        )
 
 
 def _plan(

@@ -64,11 +64,11 @@ from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the late
     PUBLISH_ASSIGNMENT,
     STAGE_ASSIGNMENT,
     activate_topology,
-    base_digest,
     publish_assignment,
     stage_assignment,
 )
 from storm_dagster.operations.submit.spark_conf import check_session_keys
+from storm_dagster.operations.submit.targets import base_digest
 
 STAGE_CONF = shared_steps(
     "stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest"
@@ -374,8 +374,8 @@ def update_differences(
     """Changes to the conf of a running topology by an update with an upload.
 
     The shape is key -> ``{"old", "new"}``; secrets are masked. With ``replaces`` also the numbers
-    of executors that change (``parallelism.COMPONENT``); a gray upgrade changes none. :class:`InvalidTopology` for an
-    upload that is not a valid topology.
+    of executors that change (``parallelism.COMPONENT``); a gray upgrade changes none.
+    :class:`InvalidTopology` for an upload that is not a valid topology.
     """
     submitted, spec, _, _ = read_source(ctx, handle, topology)
     former = load_runnable(ctx, topology)

@@ -119,7 +119,7 @@ def _gray_upgrade(ctx: OperationsContext, name: str, options: dict[str, Any]) ->
     token, selection = options["token"], Selection(number=options.get("number", 1))
     if options.get("more"):
         return lifecycle.gray_upgrade(ctx, name, selection)
-    owner = {"topology.submitter.user": owner_by(token)}
+    owner: dict[str, Any] = {"topology.submitter.user": owner_by(token)}
     upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 1), **owner)
     return lifecycle.gray_upgrade(ctx, name, selection, handle=f"handle-{token}", token=token)
 

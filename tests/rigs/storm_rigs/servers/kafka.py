@@ -48,7 +48,7 @@ class KafkaRig:
             self._await_coordinator()
 
     def _await_coordinator(self) -> None:
-        """Wait until the broker keeps positions: a new one makes their topic at the first request."""
+        """Wait until the broker keeps positions: a new one first makes their topic."""
         with contextlib.closing(Consumer({**self.conf, "group.id": "storm-rig"})) as consumer:
 
             def knows_positions() -> bool:
