@@ -256,6 +256,8 @@ class SupervisorInfo(Record):
     """Ports whose worker crashed and is being restarted in place."""
     place: str = ""
     """Boot and folder in which it runs, where a lock admits one at a time; empty: not stated."""
+    draining: bool = False
+    """True if it is ending and its tasks are to be moved: it gets no new work."""
 
 
 class TaskError(Record):

@@ -132,14 +132,19 @@ class ClusterView:
                 return topology
         return None
 
+    def drains(self, supervisor_id: str) -> bool:
+        """True if that supervisor is registered and drains."""
+        info = self.supervisors.get(supervisor_id)
+        return info is not None and info.draining
+
     def open_supervisors(
         self, placing: Collection[str] = (), isolation: Collection[str] = ()
     ) -> dict[str, records.SupervisorInfo]:
         """Supervisors that the topology ids ``placing`` may use.
 
         ``isolation`` are hosts that they are isolated on. Silent supervisors are included. Left out
-        are those of blacklisted hosts, and of hosts that only other topologies are isolated on
-        (``isolation.scheduler.machines``).
+        are those that drain, those of blacklisted hosts, and of hosts that only other topologies
+        are isolated on (``isolation.scheduler.machines``).
         """
         own_hosts = set(isolation)
         hosts_of_others: set[str] = set()
@@ -152,7 +157,7 @@ class ClusterView:
         return {
             supervisor_id: info
             for supervisor_id, info in self.supervisors.items()
-            if info.host not in closed_hosts
+            if info.host not in closed_hosts and not info.draining
         }
 
     def used_ports(self, without: frozenset[str] = frozenset()) -> dict[str, set[int]]:

@@ -4,6 +4,7 @@ Its one loop polls events, steps the pure slot machine and executes the instruct
 :class:`~storm_dagster.supervisor.cluster_link.ClusterLink` reads the desired work in its own
 thread; downloads, unpacking and starts run in threads too, so that no pass takes long. Workers have
 their own sessions: they outlive this process, and the next supervisor of the same id adopts them.
+Where that cannot be, as in a container, ``supervisor.on.term`` drains the host before the end.
 """
 
 import functools
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from storm_dagster.core.slots.drain import DrainState, OnTerm, end_of_drain
 from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worker, check_ports
 from storm_dagster.core.upgrade.machine import SlotRun
 from storm_dagster.host.clock import boot_clock, boot_id
@@ -54,6 +56,10 @@ _PROBE_BYTES = 1 << 20
 """Room in HOME below which no worker can be started."""
 _LOGS_SECS = 3600.0
 """Interval of removing old logs."""
+_DRAIN_POLL_SECS = 0.25
+"""Longest pause between two passes of a supervisor that drains or ends its workers."""
+_WORKERS_END_SECS = 6.0
+"""Longest wait for the end of workers after their KILL, which is sent twice in this time."""
 
 
 class Supervisor:
@@ -137,6 +143,11 @@ class Supervisor:
         """Ports that the record of the supervisor offers."""
         self._full = False
         """True while HOME cannot be written."""
+        self._on_term: OnTerm = conf["supervisor.on.term"]
+        self._draining = False
+        """True from the begin of a drain: the supervisor gets no new work."""
+        self._ends_workers = False
+        """True while the workers end, since this process ends: no work is wanted."""
         scripts = conf["storm.health.check.dir"]
         timeout_secs = conf["storm.health.check.timeout.ms"] / 1000
         self._health = HealthCheck(Path(scripts) if scripts else None, timeout_secs, self._wake.set)
@@ -184,8 +195,12 @@ class Supervisor:
             now,
         )
 
-    def serve(self, stop: threading.Event) -> None:
-        """Run until ``stop`` is set. The workers continue."""
+    def serve(self, stop: threading.Event, hurry: threading.Event | None = None) -> None:
+        """Run until ``stop`` is set, and do with the workers as ``supervisor.on.term`` says.
+
+        ``hurry`` ends a drain early. If this host's address is no longer its own, the workers
+        continue in any case: no host reaches them, and this process has to start anew.
+        """
         self._log_service.start(self.table.workers, self._link.state)
         self._link.start()
         self._health.start()
@@ -209,6 +224,10 @@ class Supervisor:
                     self._housekeeper.do(self._probe)
                     self._housekeeper.do(self._spares.refill)
                 self._wake.wait(self.table.pause(now, max_pause))
+            if watch.failure is None and self._on_term != "leave":
+                if self._on_term == "drain":
+                    self._drain(hurry or threading.Event())
+                self._end_workers()
         finally:
             self._stopping.set()
             self._log_service.stop()
@@ -224,16 +243,78 @@ class Supervisor:
         stop.wait()
         self._wake.set()
 
+    def _drain(self, hurry: threading.Event) -> None:
+        """Take no new work, and wait until the leader has moved the tasks, or no longer.
+
+        The record of this supervisor asks the leader. The supervisor does its work until the end:
+        a worker that crashes is restarted.
+        """
+        max_secs = float(self._conf["supervisor.drain.secs"])
+        began = boot_clock()
+        self._draining = True
+        _log.info("SIGTERM: draining, at most %g s; no new work is taken", max_secs)
+        # Boot clock since which every supervisor drains.
+        alone_since: float | None = None
+        reason: str | None = None
+        while reason is None:
+            self._wake.clear()
+            now = boot_clock()
+            self.run_pass(now)
+            # After a pass, for a record tells of it. It is written once; the others are read.
+            self._link.request_heartbeat()
+            if not self._link.all_drain:
+                alone_since = None
+            elif alone_since is None:
+                alone_since = now
+            state = DrainState(
+                seconds=now - began,
+                max_secs=max_secs,
+                used_ports=self.table.used_ports(),
+                has_read=self._link.desired is not None,
+                alone_secs=0.0 if alone_since is None else now - alone_since,
+                is_hurried=hurry.is_set(),
+            )
+            reason = end_of_drain(state)
+            if reason is None:
+                self._wake.wait(self.table.pause(now, _DRAIN_POLL_SECS))
+        _log.info("the drain is over: %s", reason)
+
+    def _end_workers(self) -> None:
+        """End the workers by SIGTERM, and wait for them.
+
+        Before the cluster was read they may be those of another supervisor, and continue.
+        """
+        number = len(self.table.workers())
+        if self._link.desired is None:
+            if number:
+                _log.warning("the cluster was never read: %d workers continue", number)
+            return
+        self._ends_workers = True
+        began = boot_clock()
+        max_secs = self.table.limits.kill_after + _WORKERS_END_SECS
+        while True:
+            self._wake.clear()
+            now = boot_clock()
+            self.run_pass(now)
+            if not self.table.used_ports():
+                break
+            if now - began > max_secs:
+                _log.error("%d workers have not ended after KILL", len(self.table.workers()))
+                return
+            self._wake.wait(self.table.pause(now, _DRAIN_POLL_SECS))
+        if number:
+            _log.info("%d workers have ended, and this supervisor ends", number)
+
     def run_pass(self, now: float) -> None:
         """Run one pass of the loop.
 
-        It applies the desired work (none on an unhealthy host), steps the slots, ends workers over
+        It applies the desired work (none on an unhealthy host or at the end), steps the slots, ends workers over
         their memory limit, and saves the state. A change of the offered or restarting ports is
         reported to the cluster at once.
         """
         desired = self._link.desired
         healthy = self._health.problem is None
-        if not healthy:
+        if not healthy or self._ends_workers:
             self.table.apply(DesiredSlots(work={}, contested={}), now)
         elif desired is not None:
             self.table.apply(desired, now)
@@ -253,10 +334,14 @@ class Supervisor:
             self._link.request_heartbeat()
 
     def _offered_ports(self, healthy: bool) -> tuple[int, ...]:
-        """Ports for new work: none on an unhealthy host, no free one on a full disk."""
-        if not healthy:
+        """Ports for new work: none on an unhealthy host, no free one on a full disk.
+
+        A supervisor that drains offers no free one either: a leader of a former release does not
+        know the field ``draining``, and must not place work here.
+        """
+        if not healthy or self._ends_workers:
             return ()
-        if not self._full:
+        if not self._full and not self._draining:
             return self._ports
         # A running worker needs no room on the disk; a new one could not be started.
         slots = sorted(self.table.slots.items())
@@ -290,6 +375,7 @@ class Supervisor:
             restarting=self._restarting,
             http=self._log_service.url,
             place=self._place,
+            draining=self._draining,
         )
 
     def _save(self) -> None:
@@ -405,11 +491,13 @@ def run(
     supervisor_id: str,
     stop: threading.Event,
     ports: Sequence[int] | None = None,
+    hurry: threading.Event | None = None,
 ) -> int:
     """Run a supervisor until ``stop`` is set, and return the exit code.
 
-    ``ports`` default to ``supervisor.slots.ports``. Workers continue when it ends, and are adopted
-    at the next start of ``supervisor_id`` in ``home``. Raises :class:`InvalidRequest` for invalid
+    ``ports`` default to ``supervisor.slots.ports``. ``supervisor.on.term`` decides what its end
+    does to the workers; by default they continue, and are adopted at the next start of
+    ``supervisor_id`` in ``home``. ``hurry`` ends a drain early. Raises :class:`InvalidRequest` for invalid
     ports or an invalid id, and :class:`Conflict` if that supervisor runs already. It waits for an
     unreachable ZooKeeper.
     """
@@ -431,7 +519,7 @@ def run(
             "supervisor %s starts, ports %s, boot %s", supervisor_id, list(slot_ports), boot_id()
         )
         try:
-            Supervisor(conf, home, supervisor_id, slot_ports, logs).serve(stop)
+            Supervisor(conf, home, supervisor_id, slot_ports, logs).serve(stop, hurry)
         finally:
             logs.stop()
             run_file.remove(home)

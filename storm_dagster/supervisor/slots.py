@@ -98,6 +98,14 @@ class SlotTable:
         with self._lock:
             return sorted(self._workers.values(), key=lambda worker: worker.port)
 
+    def used_ports(self) -> tuple[int, ...]:
+        """Ports with wanted work, with a process, or with one that is being started; ascending."""
+        used = {live.port for live in self.workers()}
+        for port, slot in self.slots.items():
+            if slot.wanted is not None or slot.worker is not None or slot.launching:
+                used.add(port)
+        return tuple(sorted(used))
+
     def restarting(self) -> tuple[int, ...]:
         """Ports whose worker is being restarted in place."""
         return tuple(port for port, slot in self.slots.items() if is_restarting(slot))

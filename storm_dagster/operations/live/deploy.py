@@ -193,6 +193,19 @@ def drain(ctx: OperationsContext, topology_id: str, max_secs: float) -> float:
     began = ctx.monotonic()
     if not _pause_spouts(ctx, topology_id, round(max_secs) + _ABANDONED_SECS):
         return 0.0
+    is_idle = wait_until_idle(ctx, topology_id, max_secs - (ctx.monotonic() - began))
+    drain_secs = ctx.monotonic() - began
+    if not is_idle:
+        ctx.log.warning("%s still has tuples under way after %.1f s", topology_id, drain_secs)
+    return drain_secs
+
+
+def wait_until_idle(ctx: OperationsContext, topology_id: str, max_secs: float) -> bool:
+    """Wait until no tuple of a topology whose spouts pause is under way.
+
+    False if one still is after ``max_secs``, or if the topology has no assignment any more.
+    """
+    began = ctx.monotonic()
     links = WorkerLinks.of(ctx.conf)
     idle_polls = 0
     while ctx.monotonic() - began < max_secs:
@@ -203,19 +216,16 @@ def drain(ctx: OperationsContext, topology_id: str, max_secs: float) -> float:
             ctx.sleep(_POLL_SECS)
             continue
         if topology is None or topology.assignment is None:
-            break
+            return False
         # Two polls in a row: a tuple between two workers is in neither of their answers.
         if _is_idle(topology, links):
             idle_polls += 1
         else:
             idle_polls = 0
         if idle_polls == 2:
-            break
+            return True
         ctx.sleep(_POLL_SECS)
-    drain_secs = ctx.monotonic() - began
-    if idle_polls < 2:
-        ctx.log.warning("%s still has tuples under way after %.1f s", topology_id, drain_secs)
-    return drain_secs
+    return False
 
 
 def _pause_spouts(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
@@ -289,7 +299,7 @@ def _is_idle(topology: TopologyView, links: WorkerLinks) -> bool:
 def _is_worker_idle(
     host: str, port: int, token: str, link_key: str, trusted: TrustedServers
 ) -> bool:
-    """True if the worker answers, and neither has a waiting tuple nor an open tree.
+    """True if the worker answers, its spouts pause, and no tuple waits and no tree is open.
 
     ``token`` is its start token.
     """
@@ -303,5 +313,8 @@ def _is_worker_idle(
             continue  # The topology master answers for the other workers as well.
         system = worker.get("system") or {}
         if system.get("waiting_tuples") or system.get("open_trees"):
+            return False
+        # Its spouts have not heard yet that they pause. A worker of a former release does not say.
+        if system.get("active"):
             return False
     return True
