@@ -268,7 +268,10 @@ class ClusterNimbus(BaseModel):
 
 
 class ClusterSupervisor(BaseModel):
-    """A supervisor; ``used`` are the ports of its slots that are assigned."""
+    """A supervisor; ``used`` are the ports of its slots that are assigned.
+
+    A supervisor that is ``draining`` gets no new work, and ends when its tasks have moved.
+    """
 
     id: str
     host: str
@@ -277,6 +280,7 @@ class ClusterSupervisor(BaseModel):
     uptime_secs: Natural
     version: str
     blacklisted: bool
+    draining: bool
     http: str | None
 
 

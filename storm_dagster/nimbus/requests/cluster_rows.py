@@ -18,6 +18,7 @@ def supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
         "version": info.version,
         "http": info.http,
         "blacklisted": supervisor.blacklisted,
+        "draining": info.draining,
     }
 
 
