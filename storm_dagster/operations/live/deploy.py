@@ -5,7 +5,7 @@ validated, stored, replicated and planned; then one transaction ends the former 
 successor. There is never a moment without the topology.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -32,7 +32,6 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
-from storm_dagster.security.server_identity import TrustedServers
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
@@ -193,19 +192,6 @@ def drain(ctx: OperationsContext, topology_id: str, max_secs: float) -> float:
     began = ctx.monotonic()
     if not _pause_spouts(ctx, topology_id, round(max_secs) + _ABANDONED_SECS):
         return 0.0
-    is_idle = wait_until_idle(ctx, topology_id, max_secs - (ctx.monotonic() - began))
-    drain_secs = ctx.monotonic() - began
-    if not is_idle:
-        ctx.log.warning("%s still has tuples under way after %.1f s", topology_id, drain_secs)
-    return drain_secs
-
-
-def wait_until_idle(ctx: OperationsContext, topology_id: str, max_secs: float) -> bool:
-    """Wait until no tuple of a topology whose spouts pause is under way.
-
-    False if one still is after ``max_secs``, or if the topology has no assignment any more.
-    """
-    began = ctx.monotonic()
     links = WorkerLinks.of(ctx.conf)
     idle_polls = 0
     while ctx.monotonic() - began < max_secs:
@@ -216,16 +202,19 @@ def wait_until_idle(ctx: OperationsContext, topology_id: str, max_secs: float) -
             ctx.sleep(_POLL_SECS)
             continue
         if topology is None or topology.assignment is None:
-            return False
+            break
         # Two polls in a row: a tuple between two workers is in neither of their answers.
         if _is_idle(topology, links):
             idle_polls += 1
         else:
             idle_polls = 0
         if idle_polls == 2:
-            return True
+            break
         ctx.sleep(_POLL_SECS)
-    return False
+    drain_secs = ctx.monotonic() - began
+    if idle_polls < 2:
+        ctx.log.warning("%s still has tuples under way after %.1f s", topology_id, drain_secs)
+    return drain_secs
 
 
 def _pause_spouts(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
@@ -280,41 +269,41 @@ def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
 
 
 def _is_idle(topology: TopologyView, links: WorkerLinks) -> bool:
-    """True if no live worker has a waiting tuple or an open tree.
+    """True if the spouts of each live worker pause, and no tuple waits and no tree is open."""
+    return workers_answer(topology, links, _has_nothing_under_way)
 
-    A dead worker has no tuple under way. One that is alive and does not answer counts as busy.
+
+def _has_nothing_under_way(worker: Mapping[str, Any]) -> bool:
+    system = worker.get("system") or {}
+    # With "active", its spouts have not heard yet that they pause. A worker of a former release
+    # does not say it.
+    return not any(system.get(key) for key in ("waiting_tuples", "open_trees", "active"))
+
+
+def workers_answer(
+    topology: TopologyView, links: WorkerLinks, accepts: Callable[[Mapping[str, Any]], bool]
+) -> bool:
+    """True if each live worker of the assignment answers with statistics that ``accepts`` takes.
+
+    A dead worker is left out. One that is alive and does not answer in time makes it false.
     """
     assert topology.assignment is not None
     tokens = {slot: node.token for slot, node in topology.live_workers.items()}
     key, trusted = links.to(topology)
     live_workers = [worker for worker in topology.assignment.workers if worker.slot in tokens]
 
-    def is_worker_idle(worker: WorkerSlot) -> bool:
-        return _is_worker_idle(worker.host, worker.port, tokens[worker.slot], key, trusted)
+    def is_accepted(worker: WorkerSlot) -> bool:
+        token = tokens[worker.slot]
+        try:
+            answer = ask_worker(
+                worker.host, worker.port, token, "stats", _ANSWER_SECS, key, trusted
+            )
+        except StormDagsterError:
+            return False
+        documents: Mapping[str, Any] = answer.get("workers") or {}
+        # The topology master answers for the other workers as well.
+        own = [doc for name, doc in documents.items() if name.endswith(f":{worker.port}")]
+        return all(accepts(document) for document in own)
 
     with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
-        return all(pool.map(is_worker_idle, live_workers))
-
-
-def _is_worker_idle(
-    host: str, port: int, token: str, link_key: str, trusted: TrustedServers
-) -> bool:
-    """True if the worker answers, its spouts pause, and no tuple waits and no tree is open.
-
-    ``token`` is its start token.
-    """
-    try:
-        answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key, trusted)
-    except StormDagsterError:
-        return False
-    workers: Mapping[str, Any] = answer.get("workers") or {}
-    for name, worker in workers.items():
-        if not name.endswith(f":{port}"):
-            continue  # The topology master answers for the other workers as well.
-        system = worker.get("system") or {}
-        if system.get("waiting_tuples") or system.get("open_trees"):
-            return False
-        # Its spouts have not heard yet that they pause. A worker of a former release does not say.
-        if system.get("active"):
-            return False
-    return True
+        return all(pool.map(is_accepted, live_workers))
