@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.errors import Conflict, Unavailable
 from storm_dagster.operations.live.draining import move_off_draining, topologies_to_move
-from storm_dagster.operations.live.lifecycle import finish_due
-from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.live.lifecycle import deactivate, finish_due
 from storm_dagster.operations.upgrade import gray_upgrade
-from storm_rigs.stage.records import World
+from storm_rigs.stage.records import Crash, World
 
 pytestmark = pytest.mark.zookeeper
 
@@ -28,7 +29,8 @@ def drain(world: World, *supervisors: str) -> None:
     view = world.cluster.load_view()
     for supervisor_id in supervisors:
         ports = tuple(sorted(view.used_ports().get(supervisor_id, ())))
-        world.supervisor(supervisor_id, ports=ports, draining=True)
+        host = view.supervisors[supervisor_id].host
+        world.supervisor(supervisor_id, ports=ports, host=host, draining=True)
 
 
 def test_only_the_tasks_of_draining_hosts_move(world: World) -> None:
@@ -86,14 +88,39 @@ def test_a_gray_upgrade_is_not_interrupted(world: World) -> None:
         move_off_draining(world.context(), "wc")
 
 
-def test_the_next_leader_finishes_a_move_that_was_begun(world: World) -> None:
-    """The former leader died while the spouts paused: what it left is a rebalance that is due."""
-    world.submit("wc", conf=THREE_WORKERS)
+@pytest.mark.parametrize("step", ["drain", "rebalance", "finish_rebalance"])
+def test_the_next_leader_completes_a_move_of_a_dead_one(world: World, step: str) -> None:
+    for supervisor_id in ("s1", "s2"):
+        world.supervisor(supervisor_id, host="127.0.0.1")
+    topology_id = world.submit("wc", conf=THREE_WORKERS)
+    world.run_workers(topology_id)
     drain(world, "s1")
-    rebalance(world.context(), "wc", wait_secs=1, stay=False)
-    assert world.named().base.status == "REBALANCING"
-    with pytest.raises(Conflict, match="wait until the rebalance ends"):
-        move_off_draining(world.context(), "wc")
-    memory = finish_due(world.context(), boot_id="b", boot_now=0).memory
-    finish_due(world.context(), memory, boot_id="b", boot_now=2)
+    # Two seconds between two looks: the workers are records, and never answer.
+    seconds = itertools.count(0, 2)
+    times = {"sleep": lambda secs: None, "monotonic": lambda: float(next(seconds))}
+    dead = False
+
+    def die(point: str) -> None:
+        nonlocal dead
+        dead = dead or point == f"after.{step}"
+        if dead:
+            raise Crash
+
+    with pytest.raises(Crash):
+        move_off_draining(world.context(checkpoint=die, **times), "wc")
+    assert world.named().base.status in ("INACTIVE", "REBALANCING")
+    # What the leader does all the time: due transitions, then the hosts that drain.
+    finish_due(world.context(**times), boot_id="b", boot_now=0)
+    if topologies_to_move(world.cluster.load_view()):
+        move_off_draining(world.context(**times), "wc")
+    memory = finish_due(world.context(**times), boot_id="b", boot_now=0).memory
+    finish_due(world.context(**times), memory, boot_id="b", boot_now=6)
     assert world.named().base.status == "ACTIVE" and nodes(world) == {"s2"}
+
+
+def test_a_topology_that_was_deactivated_stays_so(world: World) -> None:
+    world.submit("wc", conf=THREE_WORKERS)
+    deactivate(world.context(), "wc")
+    drain(world, "s1")
+    move_off_draining(world.context(), "wc")
+    assert world.named().base.status == "INACTIVE" and nodes(world) == {"s2"}
