@@ -47,9 +47,9 @@ def offered_supervisors(
 ) -> tuple[SupervisorSlots, ...]:
     """List the supervisors that may get work.
 
-    They are registered, do not drain, are not blacklisted by host, and not in ``avoid``. Ports of topologies outside
-    ``placing`` (topology ids) are used, and so are ``withheld`` slots: those of workers that are
-    dead in this round. Hosts that another topology is isolated on are omitted, except those of
+    They are registered, do not drain, are not blacklisted by host, and not in ``avoid``. Ports of
+    topologies outside ``placing`` (topology ids) are used, and so are ``withheld`` slots: those of
+    workers that are dead in this round. Hosts that another topology is isolated on are omitted, except those of
     ``isolation`` and those that a topology of ``placing`` is isolated on.
     """
     used = view.used_ports(without=frozenset(placing))

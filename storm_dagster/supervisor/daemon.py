@@ -308,9 +308,9 @@ class Supervisor:
     def run_pass(self, now: float) -> None:
         """Run one pass of the loop.
 
-        It applies the desired work (none on an unhealthy host or at the end), steps the slots, ends workers over
-        their memory limit, and saves the state. A change of the offered or restarting ports is
-        reported to the cluster at once.
+        It applies the desired work (none on an unhealthy host or at the end), steps the slots, ends
+        workers over their memory limit, and saves the state. A change of the offered or restarting
+        ports is reported to the cluster at once.
         """
         desired = self._link.desired
         healthy = self._health.problem is None
@@ -497,9 +497,9 @@ def run(
 
     ``ports`` default to ``supervisor.slots.ports``. ``supervisor.on.term`` decides what its end
     does to the workers; by default they continue, and are adopted at the next start of
-    ``supervisor_id`` in ``home``. ``hurry`` ends a drain early. Raises :class:`InvalidRequest` for invalid
-    ports or an invalid id, and :class:`Conflict` if that supervisor runs already. It waits for an
-    unreachable ZooKeeper.
+    ``supervisor_id`` in ``home``. ``hurry`` ends a drain early. Raises :class:`InvalidRequest` for
+    invalid ports or an invalid id, and :class:`Conflict` if that supervisor runs already. It waits
+    for an unreachable ZooKeeper.
     """
     require_linux("a supervisor")
     if conf["storm.cluster.mode"] == "local":
