@@ -49,8 +49,8 @@ def offered_supervisors(
 
     They are registered, do not drain, are not blacklisted by host, and not in ``avoid``. Ports of
     topologies outside ``placing`` (topology ids) are used, and so are ``withheld`` slots: those of
-    workers that are dead in this round. Hosts that another topology is isolated on are omitted, except those of
-    ``isolation`` and those that a topology of ``placing`` is isolated on.
+    workers that are dead in this round. Hosts that another topology is isolated on are omitted,
+    except those of ``isolation`` and those that a topology of ``placing`` is isolated on.
     """
     used = view.used_ports(without=frozenset(placing))
     for node, port in withheld:
