@@ -32,6 +32,7 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
+from storm_dagster.security.server_identity import TrustedServers
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
@@ -294,16 +295,24 @@ def workers_answer(
 
     def is_accepted(worker: WorkerSlot) -> bool:
         token = tokens[worker.slot]
-        try:
-            answer = ask_worker(
-                worker.host, worker.port, token, "stats", _ANSWER_SECS, key, trusted
-            )
-        except StormDagsterError:
-            return False
-        documents: Mapping[str, Any] = answer.get("workers") or {}
-        # The topology master answers for the other workers as well.
-        own = [doc for name, doc in documents.items() if name.endswith(f":{worker.port}")]
-        return all(accepts(document) for document in own)
+        documents = _ask_statistics(worker.host, worker.port, token, key, trusted)
+        return documents is not None and all(accepts(document) for document in documents)
 
     with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
         return all(pool.map(is_accepted, live_workers))
+
+
+def _ask_statistics(
+    host: str, port: int, token: str, link_key: str, trusted: TrustedServers
+) -> list[Mapping[str, Any]] | None:
+    """Statistics of a worker by itself; ``None`` if it does not answer in time.
+
+    ``token`` is its start token.
+    """
+    try:
+        answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key, trusted)
+    except StormDagsterError:
+        return None
+    documents: Mapping[str, Any] = answer.get("workers") or {}
+    # The topology master answers for the other workers as well.
+    return [document for name, document in documents.items() if name.endswith(f":{port}")]
