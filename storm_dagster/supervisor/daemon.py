@@ -224,7 +224,7 @@ class Supervisor:
                     self._housekeeper.do(self._probe)
                     self._housekeeper.do(self._spares.refill)
                 self._wake.wait(self.table.pause(now, max_pause))
-            if watch.failure is None and self._on_term != "leave":
+            if self._on_term != "leave" and watch.failure is None:
                 if self._on_term == "drain":
                     self._drain(hurry or threading.Event())
                 self._end_workers()
