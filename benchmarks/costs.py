@@ -74,7 +74,7 @@ def sensor(conf: dict[str, Any], pipe: Connection) -> None:
             tick = heartbeat_sensor._Tick(
                 "heartbeat_sensor", context, limits, DagsterNames(), load=_no_code
             )
-            with sensor_watch.open_watch(values) as watch:
+            with sensor_watch.open_watch(values, tick_secs=45.0, interval_secs=1.0) as watch:
                 runs.append(len(tick.run(watch, time.monotonic() + 45.0)))
                 tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
             cursor = tick.cursor.after(tick.memory)

@@ -88,15 +88,25 @@ def _stop_event() -> threading.Event:
     A second signal ends the process at once.
     """
     stop = threading.Event()
+    _handle_signals(stop)
+    return stop
+
+
+def _handle_signals(*events: threading.Event) -> None:
+    """Let each SIGTERM or SIGINT set the next of these events that is not set.
+
+    Once all are set, a signal ends the process at once.
+    """
 
     def handle(number: int, frame: object) -> None:
-        if stop.is_set():
-            os._exit(128 + number)
-        stop.set()
+        for event in events:
+            if not event.is_set():
+                event.set()
+                return
+        os._exit(128 + number)
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
-    return stop
 
 
 def _serve(
@@ -109,11 +119,13 @@ def _serve(
 
     Without ``daemon_id`` it is the id of this host's daemon.
     """
+    # First: a process that is the first of its container ignores a signal without a handler.
+    stop = _stop_event()
     conf, home = _prepare(invocation)
     name = daemon_id or _default_id(conf, home, role)
     configure_daemon_logging(home, role, name, conf)
     _log_warnings(conf)
-    return run(conf, home, name, _stop_event())
+    return run(conf, home, name, stop)
 
 
 def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
@@ -374,10 +386,20 @@ def nimbus(invocation: Invocation, name: str | None) -> int:
 @verb("supervisor")
 @click.option("--id", "name", help="Id in the cluster. [default: generated at the first start]")
 def supervisor(invocation: Invocation, name: str | None) -> int:
-    """Run the supervisor of this host."""
+    """Run the supervisor of this host.
+
+    SIGTERM does to its workers as supervisor.on.term says. While it drains, a second SIGTERM ends
+    the workers at once.
+    """
     from storm_dagster.supervisor.daemon import run
 
-    return _serve(invocation, "supervisor", name, run)
+    def serve(conf: ClusterConf, home: Path, daemon_id: str, stop: threading.Event) -> int:
+        hurry = threading.Event()
+        if conf["supervisor.on.term"] == "drain":
+            _handle_signals(stop, hurry)
+        return run(conf, home, daemon_id, stop, hurry=hurry)
+
+    return _serve(invocation, "supervisor", name, serve)
 
 
 @verb("worker")

@@ -172,11 +172,12 @@ def usable_slots(
 ) -> UsableSlots:
     """The supervisors and free slots that the topology ids ``placing`` may use.
 
-    Supervisors in ``avoid`` and on closed hosts (:func:`hosts_closed_to`) are left out. Ports of
-    topologies outside ``placing`` are in use, and so are ``withheld`` slots: those of workers that
-    are dead in this round. Slots of ``placing`` are not in use, and are not free either: they are
-    their own. ``isolation`` are hosts that ``placing`` are isolated on, besides those in the view.
-    ``bounds`` are those of users; the first of ``placing`` decides whose they are.
+    Supervisors that drain, those in ``avoid`` and those on closed hosts (:func:`hosts_closed_to`)
+    are left out. Ports of topologies outside ``placing`` are in use, and so are ``withheld`` slots:
+    those of workers that are dead in this round. Slots of ``placing`` are not in use, and are not
+    free either: they are their own. ``isolation`` are hosts that ``placing`` are isolated on,
+    besides those in the view. ``bounds`` are those of users; the first of ``placing`` decides whose
+    they are.
     """
     used = view.used_ports(without=frozenset(placing))
     for node, port in withheld:
@@ -184,7 +185,8 @@ def usable_slots(
     closed = hosts_closed_to(view, placing, isolation)
     supervisors: list[SupervisorSlots] = []
     for supervisor_id, info in sorted(view.supervisors.items()):
-        if supervisor_id not in avoid and info.host not in closed:
+        is_open = info.host not in closed and not info.draining
+        if supervisor_id not in avoid and is_open:
             ports = tuple(sorted(used.get(supervisor_id, ())))
             supervisors.append(SupervisorSlots(id=supervisor_id, info=info, used=ports))
     own_topologies = [view.topologies[key] for key in placing if key in view.topologies]

@@ -1,10 +1,14 @@
 """CPU and memory that a supervisor offers: of its conf, or those that its process may use."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from storm_dagster.host.machine_size import Size, cpus, memory_bytes
+from storm_dagster.model.conf import ClusterConf
+
+_log = logging.getLogger(__name__)
 
 CPU_KEY = "supervisor.cpu.capacity"
 MEMORY_KEY = "supervisor.memory.capacity.mb"
@@ -83,3 +87,12 @@ def memory_problems(conf: Mapping[str, Any], memory: Size) -> list[str]:
             f"its size; {remedy}"
         ]
     return []
+
+
+def found_capacity(conf: ClusterConf) -> Capacity:
+    """CPU and memory that this supervisor offers, which are logged with where they come from."""
+    capacity = Capacity.of(conf.values)
+    _log.info("this supervisor offers %s", capacity.text)
+    for problem in capacity.problems:
+        _log.warning("%s", problem)
+    return capacity

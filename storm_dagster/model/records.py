@@ -272,6 +272,8 @@ class SupervisorInfo(Record):
     It is as old as the heartbeat. A scheduled rebalance counts a host only after
     ``nimbus.rebalance.quiet.secs``.
     """
+    draining: bool = False
+    """True if it is ending and its tasks are to be moved: it gets no new work."""
 
 
 class TaskError(Record):

@@ -135,6 +135,11 @@ class ClusterView:
                 return topology
         return None
 
+    def drains(self, supervisor_id: str) -> bool:
+        """True if that supervisor is registered and drains."""
+        info = self.supervisors.get(supervisor_id)
+        return info is not None and info.draining
+
     def used_ports(self, without: frozenset[str] = frozenset()) -> dict[str, set[int]]:
         """Supervisor id -> ports that assignments hold.
 

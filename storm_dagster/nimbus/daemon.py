@@ -36,6 +36,7 @@ from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.nimbus.http.service import build_app
 from storm_dagster.nimbus.leader_status import LeaderStatus
+from storm_dagster.nimbus.leadership.draining import LeaderDrains
 from storm_dagster.nimbus.leadership.duties import (
     LeaderDuties,
     LeaderHealing,
@@ -150,6 +151,7 @@ def _serve(
         "nimbus-reports": lambda: LeaderReports(nimbus).run(ended),
         "nimbus-forwarding": lambda: LeaderEvents(nimbus).run(ended),
         "nimbus-healing": lambda: LeaderHealing(nimbus).run(ended),
+        "nimbus-drains": lambda: LeaderDrains(nimbus).run(ended),
         "nimbus-blob-sync": lambda: _synchronize(sync, sync_wake, ended),
         "nimbus-takeover": lambda: takeover.run(ended),
         "nimbus-actions": lambda: ActionNotifier(nimbus).run(ended),

@@ -22,6 +22,7 @@ from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.records import Assignment, SupervisorInfo, decode_record
 from storm_dagster.operations.transactions import changes_since
 from storm_dagster.supervisor.upgrades import Upgrades
+from storm_dagster.zk.draining import read_draining
 from storm_dagster.zk.leadership import read_followers
 from storm_dagster.zk.state_protocol import ClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -68,6 +69,8 @@ class ClusterLink:
     def __post_init__(self) -> None:
         self.desired: DesiredSlots | None = None
         """Desired work of the last read; ``None`` before the first."""
+        self.all_drain = False
+        """True while this supervisor drains and so does every other one."""
         self._cluster: StormClusterState | None = None
         """State of the cluster; ``None`` before the first connection."""
         self._assignments: dict[str, Assignment] = {}
@@ -248,6 +251,9 @@ class ClusterLink:
             self._read(cluster)
         if beating:
             self._write_heartbeat(cluster, info)
+        if info.draining:
+            draining = read_draining(cluster.state)
+            self.all_drain = self.id in draining and all(draining.values())
         while self._reports:
             # Dropped after the write, so that a report is kept if ZooKeeper is out of reach.
             self._write_report(cluster, *self._reports[0])

@@ -4,6 +4,7 @@ Its one loop polls events, steps the pure slot machine and executes the instruct
 :class:`~storm_dagster.supervisor.cluster_link.ClusterLink` reads the desired work in its own
 thread; downloads, unpacking and starts run in threads too, so that no pass takes long. Workers have
 their own sessions: they outlive this process, and the next supervisor of the same id adopts them.
+Where that cannot be, as in a container, ``supervisor.on.term`` drains the host before the end.
 """
 
 import functools
@@ -15,9 +16,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from storm_dagster.core.slots.drain import DrainState, OnTerm, end_of_drain
 from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worker, check_ports
 from storm_dagster.core.upgrade.machine import SlotRun
-from storm_dagster.host.capacity import Capacity
+from storm_dagster.host.capacity import found_capacity
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.files import hold_folder, write_error
 from storm_dagster.host.processes import RunFile
@@ -31,7 +33,7 @@ from storm_dagster.security.exposure import check_exposure
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
 from storm_dagster.supervisor.host_figures import HostFigures
-from storm_dagster.supervisor.housekeeping import LOG_BACKUPS, Housekeeper, remove_old_logs, rotate
+from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs
 from storm_dagster.supervisor.launcher import (
     Launcher,
     find_workers,
@@ -40,8 +42,9 @@ from storm_dagster.supervisor.launcher import (
     remove_stale_folders,
 )
 from storm_dagster.supervisor.limits import MemoryGuard
-from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
+from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile
 from storm_dagster.supervisor.localizer import Localizer
+from storm_dagster.supervisor.log_rotation import rotate_logs
 from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
 from storm_dagster.supervisor.slots import SlotTable
@@ -49,14 +52,16 @@ from storm_dagster.supervisor.upgrades import Upgrades
 
 _log = logging.getLogger(__name__)
 
-_ROTATE_SECS = 1.0
-"""Interval of the checks of the size of workers' logs."""
 _TIDY_SECS = 10.0
 """Interval of removing unused code, testing the disk and starting spares."""
 _MAX_REASON = 300
 """Characters of the reason why slots are withdrawn."""
 _LOGS_SECS = 3600.0
 """Interval of removing old logs."""
+_DRAIN_POLL_SECS = 0.25
+"""Longest pause between two passes of a supervisor that drains or ends its workers."""
+_WORKERS_END_SECS = 6.0
+"""Longest wait for the end of workers after their KILL, which is sent twice in this time."""
 
 
 class Supervisor:
@@ -80,7 +85,7 @@ class Supervisor:
         self._conf = conf
         self._home = home
         self._ports = tuple(sorted(ports))
-        self._capacity = _found_capacity(conf)
+        self._capacity = found_capacity(conf)
         self._folder = home / "supervisor" / supervisor_id
         self._started = int(time.time())
         """Start in epoch seconds, for the record of the supervisor."""
@@ -143,6 +148,11 @@ class Supervisor:
         """Ports that the record of the supervisor offers."""
         self._disk_problem = ""
         """Error of the disk while HOME cannot be written."""
+        self._on_term: OnTerm = conf["supervisor.on.term"]
+        self._draining = False
+        """True from the begin of a drain: the supervisor gets no new work."""
+        self._ends_workers = False
+        """True while the workers end, since this process ends: no work is wanted."""
         scripts = conf["storm.health.check.dir"]
         timeout_secs = conf["storm.health.check.timeout.ms"] / 1000
         self._health = HealthCheck(Path(scripts) if scripts else None, timeout_secs, self._wake.set)
@@ -190,8 +200,12 @@ class Supervisor:
             now,
         )
 
-    def serve(self, stop: threading.Event) -> None:
-        """Run until ``stop`` is set. The workers continue."""
+    def serve(self, stop: threading.Event, hurry: threading.Event | None = None) -> None:
+        """Run until ``stop`` is set, and do with the workers as ``supervisor.on.term`` says.
+
+        ``hurry`` ends a drain early. If this host's address is no longer its own, the workers
+        continue in any case: no host reaches them, and this process has to start anew.
+        """
         self._loop.passed()
         self._log_service.start(
             self.table.workers,
@@ -207,7 +221,10 @@ class Supervisor:
         threading.Thread(
             target=watch.run, args=(self._stopping, stop), name="address", daemon=True
         ).start()
-        threading.Thread(target=self._rotate_logs, name="logs", daemon=True).start()
+        rotation = functools.partial(
+            rotate_logs, self.table.workers, self._conf["worker.log.max.bytes"], self._stopping
+        )
+        threading.Thread(target=rotation, name="logs", daemon=True).start()
         threading.Thread(target=self._wake_at_stop, args=(stop,), name="stop", daemon=True).start()
         # A full disk must withdraw the free slots before work is placed on them.
         self._housekeeper.do(self._probe)
@@ -224,6 +241,10 @@ class Supervisor:
                     self._housekeeper.do(self._probe)
                     self._housekeeper.do(self._spares.refill)
                 self._wake.wait(self.table.pause(now, max_pause))
+            if self._on_term != "leave" and watch.failure is None:
+                if self._on_term == "drain":
+                    self._drain(hurry or threading.Event())
+                self._end_workers()
         finally:
             self._stopping.set()
             self._log_service.stop()
@@ -246,16 +267,78 @@ class Supervisor:
         stop.wait()
         self._wake.set()
 
+    def _drain(self, hurry: threading.Event) -> None:
+        """Take no new work, and wait until the leader has moved the tasks, or no longer.
+
+        The record of this supervisor asks the leader. The supervisor does its work until the end:
+        a worker that crashes is restarted.
+        """
+        max_secs = float(self._conf["supervisor.drain.secs"])
+        began = boot_clock()
+        self._draining = True
+        _log.info("SIGTERM: draining, at most %g s; no new work is taken", max_secs)
+        # Boot clock since which every supervisor drains.
+        alone_since: float | None = None
+        reason: str | None = None
+        while reason is None:
+            self._wake.clear()
+            now = boot_clock()
+            self.run_pass(now)
+            # After a pass, for a record tells of it. It is written once; the others are read.
+            self._link.request_heartbeat()
+            if not self._link.all_drain:
+                alone_since = None
+            elif alone_since is None:
+                alone_since = now
+            state = DrainState(
+                seconds=now - began,
+                max_secs=max_secs,
+                used_ports=self.table.used_ports(),
+                has_read=self._link.desired is not None,
+                alone_secs=0.0 if alone_since is None else now - alone_since,
+                is_hurried=hurry.is_set(),
+            )
+            reason = end_of_drain(state)
+            if reason is None:
+                self._wake.wait(self.table.pause(now, _DRAIN_POLL_SECS))
+        _log.info("the drain is over: %s", reason)
+
+    def _end_workers(self) -> None:
+        """End the workers by SIGTERM, and wait for them.
+
+        Before the cluster was read they may be those of another supervisor, and continue.
+        """
+        number = len(self.table.workers())
+        if self._link.desired is None:
+            if number:
+                _log.warning("the cluster was never read: %d workers continue", number)
+            return
+        self._ends_workers = True
+        began = boot_clock()
+        max_secs = self.table.limits.kill_after + _WORKERS_END_SECS
+        while True:
+            self._wake.clear()
+            now = boot_clock()
+            self.run_pass(now)
+            if not self.table.used_ports():
+                break
+            if now - began > max_secs:
+                _log.error("%d workers have not ended after KILL", len(self.table.workers()))
+                return
+            self._wake.wait(self.table.pause(now, _DRAIN_POLL_SECS))
+        if number:
+            _log.info("%d workers have ended, and this supervisor ends", number)
+
     def run_pass(self, now: float) -> None:
         """Run one pass of the loop.
 
-        It applies the desired work (none on an unhealthy host), steps the slots, ends workers over
-        their memory limit, and saves the state. A change of the offered or restarting ports is
-        reported to the cluster at once.
+        It applies the desired work (none on an unhealthy host or at the end), steps the slots, ends
+        workers over their memory limit, and saves the state. A change of the offered or restarting
+        ports is reported to the cluster at once.
         """
         desired = self._link.desired
         healthy = self._health.problem is None
-        if not healthy:
+        if not healthy or self._ends_workers:
             self.table.apply(DesiredSlots(work={}, contested={}), now)
         elif desired is not None:
             self.table.apply(desired, now)
@@ -276,10 +359,14 @@ class Supervisor:
             self._link.request_heartbeat()
 
     def _offered_ports(self, healthy: bool) -> tuple[int, ...]:
-        """Ports for new work: none on an unhealthy host, no free one on a full disk."""
-        if not healthy:
+        """Ports for new work: none on an unhealthy host, no free one on a full disk.
+
+        A supervisor that drains offers no free one either: a leader of a former release does not
+        know the field ``draining``, and must not place work here.
+        """
+        if not healthy or self._ends_workers:
             return ()
-        if not self._disk_problem:
+        if not self._disk_problem and not self._draining:
             return self._ports
         # A running worker needs no room on the disk; a new one could not be started.
         slots = sorted(self.table.slots.items())
@@ -328,6 +415,7 @@ class Supervisor:
             disk_mb=self._figures.disk.total_mb,
             cpu_source=self._capacity.cpu_source,
             memory_source=self._capacity.memory_source,
+            draining=self._draining,
         )
 
     def _withdrawn(self) -> str:
@@ -337,31 +425,15 @@ class Supervisor:
         problem = self._health.problem
         if problem is not None:
             return f"its health check fails: {problem}"[:_MAX_REASON]
+        if self._draining:
+            return "it drains"
         if self._disk_problem:
             return f"{self._home} cannot be written ({self._disk_problem})"[:_MAX_REASON]
         return ""
 
     def _save(self) -> None:
         """Queue a write of the workers and the wanted work to the state file."""
-        workers = tuple(
-            KnownWorker(
-                port=live.port,
-                worker_id=live.worker.id,
-                **live.worker.work._asdict(),
-                pid=live.process.pid,
-                start_ticks=live.process.start_ticks,
-                boot_id=live.process.boot_id,
-            )
-            for live in self.table.workers()
-        )
-        slots: list[WantedSlot] = []
-        for port, slot in self.table.slots.items():
-            if slot.wanted is not None:
-                work = slot.wanted._asdict()
-                ran = slot.ran is not None
-                slots.append(WantedSlot(port=port, **work, ran=ran, crashes=slot.crashes))
-        state = LocalState(supervisor_id=self.id, workers=workers, wanted=tuple(slots))
-        self._housekeeper.save(state)
+        self._housekeeper.save(self.table.local_state(self.id))
 
     def _clean(self, live: LiveWorker, last: bool) -> None:
         """Remove the folder of a dead worker, and with ``last`` the run file of its slot."""
@@ -409,23 +481,6 @@ class Supervisor:
             for folder in remove_old_logs(self._home, now, used=used, max_bytes=max_bytes):
                 _log.info("old worker logs removed: %s", folder)
 
-    def _rotate_logs(self) -> None:
-        """Rotate the logs of the live workers that are too large, once a second until the end.
-
-        A component that prints without end writes hundreds of megabytes in ten seconds. An error is
-        logged once for each log, until it is rotated.
-        """
-        failing: set[Path] = set()
-        while not self._stopping.wait(_ROTATE_SECS):
-            for live in self.table.workers():
-                try:
-                    rotate(live.log_path, self._conf["worker.log.max.bytes"], LOG_BACKUPS)
-                    failing.discard(live.log_path)
-                except OSError as error:
-                    if live.log_path not in failing:
-                        _log.error("log %s cannot be rotated (%s)", live.log_path, error)
-                        failing.add(live.log_path)
-
 
 def _write_error(housekeeper: Housekeeper, folder: Path) -> OSError | None:
     """Write the state file and a probe.
@@ -439,15 +494,6 @@ def _write_error(housekeeper: Housekeeper, folder: Path) -> OSError | None:
     return write_error(folder)
 
 
-def _found_capacity(conf: ClusterConf) -> Capacity:
-    """CPU and memory that this supervisor offers, which are logged with where they come from."""
-    capacity = Capacity.of(conf.values)
-    _log.info("this supervisor offers %s", capacity.text)
-    for problem in capacity.problems:
-        _log.warning("%s", problem)
-    return capacity
-
-
 def _start_order(live: LiveWorker) -> tuple[int, int]:
     return (live.port, live.process.start_ticks)
 
@@ -458,13 +504,15 @@ def run(
     supervisor_id: str,
     stop: threading.Event,
     ports: Sequence[int] | None = None,
+    hurry: threading.Event | None = None,
 ) -> int:
     """Run a supervisor until ``stop`` is set, and return the exit code.
 
-    ``ports`` default to ``supervisor.slots.ports``. Workers continue when it ends, and are adopted
-    at the next start of ``supervisor_id`` in ``home``. Raises :class:`InvalidRequest` for invalid
-    ports or an invalid id, and :class:`Conflict` if that supervisor runs already. It waits for an
-    unreachable ZooKeeper.
+    ``ports`` default to ``supervisor.slots.ports``. ``supervisor.on.term`` decides what its end
+    does to the workers; by default they continue, and are adopted at the next start of
+    ``supervisor_id`` in ``home``. ``hurry`` ends a drain early. Raises :class:`InvalidRequest` for
+    invalid ports or an invalid id, and :class:`Conflict` if that supervisor runs already. It waits
+    for an unreachable ZooKeeper.
     """
     require_linux("a supervisor")
     if conf["storm.cluster.mode"] == "local":
@@ -486,7 +534,7 @@ def run(
             "supervisor %s starts, ports %s, boot %s", supervisor_id, list(slot_ports), boot_id()
         )
         try:
-            Supervisor(conf, home, supervisor_id, slot_ports, logs).serve(stop)
+            Supervisor(conf, home, supervisor_id, slot_ports, logs).serve(stop, hurry)
         finally:
             logs.stop()
             run_file.remove(home)

@@ -17,6 +17,7 @@ from storm_dagster.core.slots.machine import extend_deadline, is_restarting, ste
 from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, SupervisedSlot, Work
 from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.model.errors import Corrupt, InvalidTopology, StormDagsterError
+from storm_dagster.supervisor.local_state import KnownWorker, LocalState, WantedSlot
 from storm_dagster.supervisor.localizer import LocalCode, Localizer
 from storm_dagster.supervisor.processes import LiveWorker, ProcessWatch
 
@@ -98,9 +99,38 @@ class SlotTable:
         with self._lock:
             return sorted(self._workers.values(), key=lambda worker: worker.port)
 
+    def used_ports(self) -> tuple[int, ...]:
+        """Ports with wanted work, with a process, or with one that is being started; ascending."""
+        used = {live.port for live in self.workers()}
+        for port, slot in self.slots.items():
+            if slot.wanted is not None or slot.worker is not None or slot.launching:
+                used.add(port)
+        return tuple(sorted(used))
+
     def restarting(self) -> tuple[int, ...]:
         """Ports whose worker is being restarted in place."""
         return tuple(port for port, slot in self.slots.items() if is_restarting(slot))
+
+    def local_state(self, supervisor_id: str) -> LocalState:
+        """The workers and the wanted work, for the state file."""
+        workers = tuple(
+            KnownWorker(
+                port=live.port,
+                worker_id=live.worker.id,
+                **live.worker.work._asdict(),
+                pid=live.process.pid,
+                start_ticks=live.process.start_ticks,
+                boot_id=live.process.boot_id,
+            )
+            for live in self.workers()
+        )
+        wanted: list[WantedSlot] = []
+        for port, slot in self.slots.items():
+            if slot.wanted is not None:
+                work = slot.wanted._asdict()
+                ran = slot.ran is not None
+                wanted.append(WantedSlot(port=port, **work, ran=ran, crashes=slot.crashes))
+        return LocalState(supervisor_id=supervisor_id, workers=workers, wanted=tuple(wanted))
 
     def restore(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
         """Restore a slot of the former supervisor process, before the first pass.

@@ -182,6 +182,22 @@ def test_a_lost_host_moves_at_once() -> None:
     assert clock.kinds(1, cluster(TWO, lost={"s2"}, gone={("s2", 1)})) == [("lost_host", "s2")]
 
 
+def test_a_host_that_drains_has_no_dead_worker_until_it_is_gone() -> None:
+    def draining(count: int, beats: int) -> ClusterView:
+        view = cluster(TWO, gone={("s2", 1)}, beats=beats, count=count)
+        info = view.supervisors["s2"].model_copy(update={"draining": True})
+        return replace(view, supervisors={**view.supervisors, "s2": info})
+
+    clock = Clock()
+    clock.at(0, cluster(TWO))
+    for now in range(1, 200, 20):
+        assert clock.kinds(now, draining(now, 20 + now)) == []
+    # It hangs: its counter no longer rises.
+    assert clock.kinds(250, draining(181, 300)) == [("dead_worker", "s2")]
+    ended = cluster(TWO, lost={"s2"}, gone={("s2", 1)}, beats=500, count=500)
+    assert clock.kinds(251, ended) == [("lost_host", "s2")]
+
+
 def test_a_lost_host_was_silent_since_its_counter_last_rose() -> None:
     clock = Clock()
     clock.at(0, cluster(TWO, count=1))

@@ -49,6 +49,7 @@ def all_faults(made: Containers, watcher: Watcher) -> dict[str, Fault]:
         "ZooKeeper without quorum 120 s": lambda: lose_quorum(made),
         "down and up again": lambda: down_and_up(made, watcher),
         "rolling restart of all services": lambda: roll(made),
+        "rolling restart of the supervisors": lambda: drain_supervisors(made),
         "upgrade of all services": lambda: upgrade(made),
         **each("cut off 25 s", cut_off),
         **each("paused 25 s", pause),
@@ -121,6 +122,18 @@ def roll(made: Containers) -> None:
     for service in LASTING:
         made.compose("restart", service)
         made.wait_healthy(service)
+
+
+def drain_supervisors(made: Containers) -> None:
+    """Each supervisor gets SIGTERM and starts again; it ends when its tasks have moved."""
+    for service in (name for name in LASTING if name.startswith("supervisor")):
+        since = made.exec(service, "date", "-u", "+%Y-%m-%dT%H:%M:%SZ").strip()
+        made.compose("restart", service, timeout=240)
+        made.wait_healthy(service)
+        text = made.docker("logs", "--since", since, made.name(service))
+        last = text.rpartition("the drain is over: ")[2].partition("\n")[0]
+        if not last.startswith("all slots are empty"):
+            raise Failure(f"{service} ended before its tasks had moved: {last or text[-500:]}")
 
 
 def down_and_up(made: Containers, watcher: Watcher) -> None:

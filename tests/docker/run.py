@@ -24,7 +24,7 @@ from typing import Any
 
 import bad_input
 from containers import PROJECT, ROOT, Containers, Failure, containers, project_is_empty
-from faults import all_faults
+from faults import all_faults, drain_supervisors
 from monitoring import check_monitoring
 from watcher import NAME, PROBE, Watcher, table
 
@@ -107,6 +107,14 @@ def short(made: Containers) -> None:
     before = counts(made)
     say(f"{before['done']} of {before['total']} lines are counted")
     check(before["done"] < before["total"], "all was counted before a host could be killed")
+    drain_supervisors(made)
+    tasks = (show(made, "wordcount") or {}).get("tasks", [])
+    failed = sum(task["stats"]["failed"] for task in tasks if task.get("stats"))
+    check(not failed, f"{failed} tuple trees failed during a rolling restart of the supervisors")
+    say("each supervisor was restarted, after its tasks had moved")
+    wait_running(made, "wordcount", 120)
+    document = show(made, "wordcount") or document
+    counting = {task["host"] for task in document["tasks"] if task["component"] == "count"}
     victim = sorted(counting)[0]
     made.docker("kill", made.name(victim))
     say(f"docker kill {victim}, where words are counted")

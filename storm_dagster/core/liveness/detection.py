@@ -31,10 +31,7 @@ from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
 _MASS_LOSS_SUPERVISORS = 3
-"""Minimum number of supervisors with lost workers for a mass loss.
-
-With fewer, the fault is more likely that of a host.
-"""
+"""Minimum number of supervisors with lost workers for a mass loss: fewer are a fault of hosts."""
 
 
 @dataclass(frozen=True)
@@ -533,13 +530,16 @@ class _TopologyCheck:
         ``worker`` is ``None`` for tasks without a slot and for too few workers. ``seen`` is the
         cause's field, ``since`` the boot clock at which the silence began.
         """
+        node = worker.node if worker else ""
+        if self._check.view.drains(node) and node not in self._check.silent:
+            return  # The leader moves its tasks; what is left is a lost host when it has ended.
         self._check.causes.append(
             Cause(
                 topology_id=self._topology.id,
                 name=self._topology.base.name,
                 generation=self._assignment_at.version,
                 kind=kind,
-                node=worker.node if worker else "",
+                node=node,
                 host=worker.host if worker else "",
                 port=worker.port if worker else 0,
                 tasks=tasks,

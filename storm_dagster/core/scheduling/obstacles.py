@@ -31,6 +31,10 @@ def closed_hosts(view: ClusterView, placing: Collection[str], isolation: Collect
     for title, isolated in sorted(hosts_of.items()):
         sentence = _sentence(sorted(isolated), f"isolated by {title}", is_all=is_one_reason)
         reasons.append(f"{sentence}: kill it, or submit it without isolation.scheduler.machines")
+    draining = {info.host for info in view.supervisors.values() if info.draining} - blacklisted
+    if draining:
+        sentence = _sentence(sorted(draining), "draining", is_all=hosts == draining)
+        reasons.append(f"{sentence}: wait until its supervisor has restarted, or start another one")
     if blacklisted:
         sentence = _sentence(sorted(blacklisted), "blacklisted", is_all=is_one_reason)
         reasons.append(f"{sentence}: `storm-dagster blacklist remove HOST`")

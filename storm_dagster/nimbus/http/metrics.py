@@ -25,6 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from storm_dagster.core.snapshot.demand import SlotDemand, slot_demands
 from storm_dagster.core.snapshot.stream_metrics import STREAM_METRICS
 from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnapshot
 from storm_dagster.core.snapshot.windows import ALL_TIME
@@ -142,12 +143,20 @@ class _ClusterMetrics(Collector):
         yield _gauge("storm_slots_used", "Slots in use on live supervisors", used)
         slots = sum(len(info.ports) for info in view.supervisors.values())
         yield _gauge("storm_slots_total", "Slots of live supervisors", slots)
+        demands = slot_demands(view)
+        wanted = sum(demand.wanted for demand in demands)
+        yield _gauge("storm_slots_wanted", "Slots that topologies ask for", wanted)
+        unplaced = sum(demand.has_unplaced for demand in demands)
+        yield _gauge("storm_topologies_unplaced", "Topologies with a task without a slot", unplaced)
+        draining = {info.host for info in view.supervisors.values() if info.draining}
+        yield _gauge("storm_hosts_draining", "Hosts whose supervisor drains", len(draining))
         live = sum(len(part.live_workers) for part in view.topologies.values())
         yield _gauge("storm_workers_live", "Workers whose session lives", live)
         yield from _supervisor_metrics(view)
         if health["leader"]:
             # Only the leader reports them, so that sums over all nimbuses are right.
             yield from self._topologies()
+            yield from _demand_metrics(demands)
             try:
                 yield from self._events()
             except StormDagsterError:
@@ -216,6 +225,13 @@ def _supervisor_metrics(view: ClusterView) -> Iterator[Metric]:
             if number is not None:
                 numbers[supervisor_id, info.host] = number * row.get("times", 1)
         yield _gauges(name, row["text"], "supervisor host", numbers)
+
+
+def _demand_metrics(demands: Iterable[SlotDemand]) -> Iterator[Metric]:
+    """Slots that each topology asks for and holds."""
+    for name, row in _TABLE["demands"].items():
+        numbers = {(demand.name,): float(getattr(demand, row["of"])) for demand in demands}
+        yield _gauges(name, row["text"], "topology", numbers)
 
 
 def _user_metrics(

@@ -289,8 +289,9 @@ class ClusterNimbus(BaseModel):
 class ClusterSupervisor(BaseModel):
     """A supervisor; ``used`` are the ports of its slots that are assigned.
 
-    ``cpu`` is in percent points of one core. Each source is a conf key, ``the machine``, or a limit
-    of its process; empty if a supervisor of an earlier release does not state it.
+    A supervisor that is ``draining`` gets no new work, and ends when its tasks have moved. ``cpu``
+    is in percent points of one core. Each source is a conf key, ``the machine``, or a limit of its
+    process; empty if a supervisor of an earlier release does not state it.
     """
 
     id: str
@@ -302,6 +303,7 @@ class ClusterSupervisor(BaseModel):
     blacklisted: bool
     withdrawn: str | None
     """Reason why it offers fewer slots than it has; null if it offers all."""
+    draining: bool
     http: str | None
     cpu: Natural
     cpu_source: str

@@ -33,6 +33,7 @@ def supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
         "cpu_source": info.cpu_source,
         "memory_mb": info.memory_mb,
         "memory_source": info.memory_source,
+        "draining": info.draining,
     }
 
 

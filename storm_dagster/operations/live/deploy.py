@@ -5,7 +5,7 @@ validated, stored, replicated and planned; then one transaction ends the former 
 successor. There is never a moment without the topology.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -308,38 +308,49 @@ def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
 
 
 def _is_idle(topology: TopologyView, links: WorkerLinks) -> bool:
-    """True if no live worker has a waiting tuple or an open tree.
+    """True if the spouts of each live worker pause, and no tuple waits and no tree is open."""
+    return workers_answer(topology, links, _has_nothing_under_way)
 
-    A dead worker has no tuple under way. One that is alive and does not answer counts as busy.
+
+def _has_nothing_under_way(worker: Mapping[str, Any]) -> bool:
+    system = worker.get("system") or {}
+    # With "active", its spouts have not heard yet that they pause. A worker of a former release
+    # does not say it.
+    return not any(system.get(key) for key in ("waiting_tuples", "open_trees", "active"))
+
+
+def workers_answer(
+    topology: TopologyView, links: WorkerLinks, accepts: Callable[[Mapping[str, Any]], bool]
+) -> bool:
+    """True if each live worker of the assignment answers with statistics that ``accepts`` takes.
+
+    A dead worker is left out. One that is alive and does not answer in time makes it false.
     """
     assert topology.assignment is not None
     tokens = {slot: node.token for slot, node in topology.live_workers.items()}
     key, trusted = links.to(topology)
     live_workers = [worker for worker in topology.assignment.workers if worker.slot in tokens]
 
-    def is_worker_idle(worker: WorkerSlot) -> bool:
-        return _is_worker_idle(worker.host, worker.port, tokens[worker.slot], key, trusted)
+    def is_accepted(worker: WorkerSlot) -> bool:
+        token = tokens[worker.slot]
+        documents = _ask_statistics(worker.host, worker.port, token, key, trusted)
+        return documents is not None and all(accepts(document) for document in documents)
 
     with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
-        return all(pool.map(is_worker_idle, live_workers))
+        return all(pool.map(is_accepted, live_workers))
 
 
-def _is_worker_idle(
+def _ask_statistics(
     host: str, port: int, token: str, link_key: str, trusted: TrustedServers
-) -> bool:
-    """True if the worker answers, and neither has a waiting tuple nor an open tree.
+) -> list[Mapping[str, Any]] | None:
+    """Statistics of a worker by itself; ``None`` if it does not answer in time.
 
     ``token`` is its start token.
     """
     try:
         answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key, trusted)
     except StormDagsterError:
-        return False
-    workers: Mapping[str, Any] = answer.get("workers") or {}
-    for name, worker in workers.items():
-        if not name.endswith(f":{port}"):
-            continue  # The topology master answers for the other workers as well.
-        system = worker.get("system") or {}
-        if system.get("waiting_tuples") or system.get("open_trees"):
-            return False
-    return True
+        return None
+    documents: Mapping[str, Any] = answer.get("workers") or {}
+    # The topology master answers for the other workers as well.
+    return [document for name, document in documents.items() if name.endswith(f":{port}")]

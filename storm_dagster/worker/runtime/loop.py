@@ -335,6 +335,7 @@ class Loop:
                 "waiting_tuples": sum(runner.waiting() for runner in self.engine.runners.values()),
                 "back_pressure": int(bool(self.engine.pressure.own)),
                 "open_trees": self.engine.open_trees(),
+                "active": int(self.engine.shared.active),
                 "replayed_trees": self.engine.shared.lost_trees,
                 "lease_pauses": self.lease.pauses,
                 "uptime_ms": int((time.monotonic() - self._started) * 1000),

@@ -257,10 +257,12 @@ def _write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = 
     path.write_text(text, encoding="utf-8")
 
 
-def _is_worker_idle(host: str, port: int, token: str, link_key: str, trusted: object) -> bool:
-    """Replacement of ``deploy._is_worker_idle``: true if a worker has no tuple under way.
+def _ask_statistics(
+    host: str, port: int, token: str, link_key: str, trusted: object
+) -> list[dict[str, object]] | None:
+    """Replacement of ``deploy._ask_statistics``: statistics of a worker, often idle.
 
-    ``False`` when it does not answer.
+    ``None`` when it does not answer.
     """
     cluster, process = _cluster[-1], _here()
     kernel = cluster.kernel
@@ -273,16 +275,18 @@ def _is_worker_idle(host: str, port: int, token: str, link_key: str, trusted: ob
     secs = (there or 0.0) + (back or 0.0)
     if not answers or secs > 0.5 or worker is None or worker.spec.token != token:
         kernel.sleep(0.5)
-        return False
+        return None
     kernel.sleep(secs)
-    return kernel.rng.random() < 0.7
+    is_idle = kernel.rng.random() < 0.7
+    # Its version of the assignment is the newest: workers of the simulation follow at once.
+    return [{"version": 2**31, "system": {"open_trees": int(not is_idle)}}]
 
 
 def install() -> None:
     """Put the simulated processes and files in the place of the system's."""
     for module, replaced in (
         (slots, {"ProcessWatch": ProcessWatch, "HeartbeatFile": HeartbeatFiles}),
-        (deploy, {"_is_worker_idle": _is_worker_idle}),
+        (deploy, {"_ask_statistics": _ask_statistics}),
         (local_state, {"write_atomically": _write_atomically}),
         (
             daemon,

@@ -43,6 +43,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.testing.waiting import patience as multiplied
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.operations.acting import submit as submit_stages
+from storm_rigs.servers.pid_namespaces import CONTAINER, first_process
 from storm_rigs.servers.ports import free_ports
 from storm_rigs.stage.child import start_child
 
@@ -52,7 +53,8 @@ class Daemons:
     that ends them all.
 
     ``zookeeper`` are the servers for all of them, ``links`` others for single daemons, by id
-    (through a :class:`~storm_rigs.servers.fault_proxy.FaultProxy`).
+    (through a :class:`~storm_rigs.servers.fault_proxy.FaultProxy`). With ``containers`` each
+    supervisor is the first process of a PID namespace, which ends with it.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Daemons:
         slots: int = 2,
         conf: Mapping[str, Any] | None = None,
         links: Mapping[str, Sequence[str]] | None = None,
+        containers: bool = False,
     ) -> None:
         ports = iter(free_ports(2 * nimbuses + supervisors * (slots + 1)))
         http = {f"n{number + 1}": next(ports) for number in range(nimbuses)}
@@ -92,6 +95,7 @@ class Daemons:
         """Ids."""
         self._urls = {id: f"http://127.0.0.1:{port}" for id, port in http.items()}
         self._children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+        self._containers = containers
 
     @property
     def conf(self) -> ClusterConf:
@@ -127,7 +131,8 @@ class Daemons:
         log = self.home / "logs" / f"{role}-{id}.out"
         log.parent.mkdir(parents=True, exist_ok=True)
         pairs = {**self._values, **self._own[role, id]}
-        argv = [sys.executable, "-m", "storm_dagster", "daemon", role]
+        argv = [*CONTAINER] if self._in_container(role) else []
+        argv += [sys.executable, "-m", "storm_dagster", "daemon", role]
         argv += ["--home", str(self.home), "--id", id]
         for key, value in pairs.items():
             argv += ["-c", f"{key}={json.dumps(value)}"]
@@ -145,6 +150,22 @@ class Daemons:
         for record in RunFile.read_all(self.home):
             if record.role == "worker" and record.alive():
                 os.kill(record.pid, signal.SIGKILL)
+
+    def _in_container(self, role: str) -> bool:
+        return self._containers and role == "supervisor"
+
+    def term(self, role: str, id: str) -> None:
+        """SIGTERM, as systemd or a container engine sends it; does not wait for the end."""
+        child = self._children[role, id]
+        os.kill(first_process(child.pid) if self._in_container(role) else child.pid, signal.SIGTERM)
+
+    def wait_ended(self, role: str, id: str, timeout: float = 60.0) -> int:
+        """Exit code of a daemon that ends."""
+        return self._children[role, id].wait(timeout=multiplied(timeout))
+
+    def log(self, role: str, id: str) -> str:
+        """Output of a daemon, of all its processes."""
+        return (self.home / "logs" / f"{role}-{id}.out").read_text()
 
     # -- harming it --------------------------------------------------------------------------------
     def kill(self, role: str, id: str) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,13 @@ from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.supervisor.daemon import run
 home, conf, name, ports = sys.argv[1:]
 logging.basicConfig(level="INFO", format="%(asctime)s %(name)s %(message)s")
-stop = threading.Event()
+stop, hurry = threading.Event(), threading.Event()
+def on_signal(*_):
+    (hurry if stop.is_set() else stop).set()
 for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda *_: stop.set())
-sys.exit(run(load_cluster_conf(None, json.loads(conf)), Path(home), name, stop, json.loads(ports)))
+    signal.signal(number, on_signal)
+cluster_conf = load_cluster_conf(None, json.loads(conf))
+sys.exit(run(cluster_conf, Path(home), name, stop, json.loads(ports), hurry))
 """
 
 
@@ -59,11 +63,18 @@ class SupervisorRig:
                 os.kill(record.pid, signal.SIGKILL)
 
     def supervisor(
-        self, name: str = "s1", ports: tuple[int, ...] = (6900, 6901), **conf: Any
+        self,
+        name: str = "s1",
+        ports: tuple[int, ...] = (6900, 6901),
+        prefix: Sequence[str] = (),
+        **conf: Any,
     ) -> subprocess.Popen[bytes]:
-        """Start (again) a supervisor; ``conf``: keys with "__" for "."."""
+        """Start (again) a supervisor; ``conf``: keys with "__" for ".".
+
+        ``prefix`` is a command line in front of its own.
+        """
         merged = {**self.conf, **{key.replace("__", "."): value for key, value in conf.items()}}
-        argv = [sys.executable, "-c", _PROGRAM, str(self.home)]
+        argv = [*prefix, sys.executable, "-c", _PROGRAM, str(self.home)]
         argv += [json.dumps(merged), name, json.dumps(ports)]
         process = start_child(argv, self.home / f"supervisor-{name}.log")
         self.started.append(process)

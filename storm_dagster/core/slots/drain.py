@@ -1,0 +1,58 @@
+"""End of a supervisor: what SIGTERM does, and when a drain is over.
+
+Pure; see ``docs/decisions.md#drain-at-term``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+OnTerm = Literal["leave", "stop", "drain"]
+"""``supervisor.on.term``. ``leave``: the workers continue; ``stop``: they end; ``drain``: their
+tasks are moved to other hosts, then they end.
+"""
+
+ALONE_SECS = 5.0
+"""Time for which every registered supervisor must drain until a drain ends early.
+
+Supervisors that are stopped together begin to drain one after the other.
+"""
+
+
+@dataclass(frozen=True)
+class DrainState:
+    """State of a drain at one moment."""
+
+    seconds: float
+    """Time since its begin."""
+    max_secs: float
+    """``supervisor.drain.secs``."""
+    used_ports: Sequence[int]
+    """Slots with work or a process."""
+    has_read: bool
+    """True if the supervisor has read the assignments: before, its slots may have work."""
+    alone_secs: float = 0.0
+    """Time for which every registered supervisor has drained."""
+    is_hurried: bool = False
+    """True after a second signal."""
+
+
+def end_of_drain(state: DrainState) -> str | None:
+    """Reason why the drain is over, for the log; ``None`` while it waits.
+
+    Without a process and before the first read of the assignments there is nothing to move: the
+    supervisor was stopped during its start.
+    """
+    if not state.used_ports:
+        if not state.has_read:
+            return "no worker was started yet"
+        return f"all slots are empty after {state.seconds:.1f} s"
+    ports = ", ".join(map(str, sorted(state.used_ports)))
+    left = f"the tasks in slots {ports} were not moved: they run elsewhere once this host is gone"
+    if state.is_hurried:
+        return f"a second signal ended the drain; {left}"
+    if state.seconds >= state.max_secs:
+        return f"{state.max_secs:g} s (supervisor.drain.secs) have passed; {left}"
+    if state.alone_secs >= ALONE_SECS:
+        return f"every supervisor of the cluster drains, so that no host takes work; {left}"
+    return None

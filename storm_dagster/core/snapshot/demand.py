@@ -1,0 +1,47 @@
+"""Slots that topologies want and hold: the numbers by which a cluster is scaled."""
+
+from dataclasses import dataclass
+
+from storm_dagster.model.names import TOPOLOGY_MASTER
+from storm_dagster.model.view import ClusterView, TopologyView
+
+
+@dataclass(frozen=True)
+class SlotDemand:
+    """Slots of one topology."""
+
+    name: str
+    """Name of the topology."""
+    wanted: int
+    """Workers that it asks for: as many as it can use, without one for the topology master."""
+    held: int
+    """Slots that its assignment holds."""
+    has_unplaced: bool
+    """True if a task has no slot."""
+
+
+def slot_demands(view: ClusterView) -> list[SlotDemand]:
+    """The demand of each topology, by id; one that is being killed wants none and is left out."""
+    return [
+        _demand_of(topology)
+        for _, topology in sorted(view.topologies.items())
+        if topology.base.status != "KILLED"
+    ]
+
+
+def _demand_of(topology: TopologyView) -> SlotDemand:
+    base = topology.base
+    # More workers than executors stay empty.
+    executors = sum(
+        count for component, count in base.executors.items() if component != TOPOLOGY_MASTER
+    )
+    placed: set[int] = set()
+    for worker in topology.workers:
+        placed.update(worker.ids)
+    tasks = topology.tasks.component_of().keys() if topology.tasks is not None else ()
+    return SlotDemand(
+        name=base.name,
+        wanted=min(base.workers, executors) if executors else base.workers,
+        held=len(topology.workers),
+        has_unplaced=not placed.issuperset(tasks),
+    )
