@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn
 import click
 
 from storm_dagster.cli.daemon_folders import check_room, spark_folder
+from storm_dagster.cli.daemon_signals import handle_signals, stop_event
 from storm_dagster.cli.first_jobs import run_first_jobs
 from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.options import Invocation, verb, verb_group
@@ -82,33 +83,6 @@ def _log_warnings(conf: ClusterConf) -> None:
         log.warning("%s", warning)
 
 
-def _stop_event() -> threading.Event:
-    """Event that SIGTERM and SIGINT set.
-
-    A second signal ends the process at once.
-    """
-    stop = threading.Event()
-    _handle_signals(stop)
-    return stop
-
-
-def _handle_signals(*events: threading.Event) -> None:
-    """Let each SIGTERM or SIGINT set the next of these events that is not set.
-
-    Once all are set, a signal ends the process at once.
-    """
-
-    def handle(number: int, frame: object) -> None:
-        for event in events:
-            if not event.is_set():
-                event.set()
-                return
-        os._exit(128 + number)
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
-
-
 def _serve(
     invocation: Invocation,
     role: str,
@@ -120,7 +94,7 @@ def _serve(
     Without ``daemon_id`` it is the id of this host's daemon.
     """
     # First: a process that is the first of its container ignores a signal without a handler.
-    stop = _stop_event()
+    stop = stop_event()
     conf, home = _prepare(invocation)
     name = daemon_id or _default_id(conf, home, role)
     configure_daemon_logging(home, role, name, conf)
@@ -396,7 +370,7 @@ def supervisor(invocation: Invocation, name: str | None) -> int:
     def serve(conf: ClusterConf, home: Path, daemon_id: str, stop: threading.Event) -> int:
         hurry = threading.Event()
         if conf["supervisor.on.term"] == "drain":
-            _handle_signals(stop, hurry)
+            handle_signals(stop, hurry)
         return run(conf, home, daemon_id, stop, hurry=hurry)
 
     return _serve(invocation, "supervisor", name, serve)
@@ -446,7 +420,7 @@ def web(invocation: Invocation, workspaces: tuple[Path, ...], host: str | None, 
         tokens.start()
     try:
         token_source = None if tokens is None else tokens.tokens
-        serve(conf, workspaces, host, port, _stop_event(), token_source)
+        serve(conf, workspaces, host, port, stop_event(), token_source)
     finally:
         if tokens is not None:
             tokens.close()
