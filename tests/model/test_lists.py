@@ -33,6 +33,7 @@ def test_every_first_level_path_is_created_with_the_root_or_by_its_writer() -> N
     by_writers = {
         paths.CLUSTER_ID,
         paths.HEALER,
+        paths.HEALING_PAUSE,
         paths.NIMBUS_MASTER,
         paths.DEPLOYS,
         paths.EVENTS,

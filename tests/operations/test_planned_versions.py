@@ -61,6 +61,10 @@ def _blacklist(_: str) -> str:
     return paths.BLACKLIST
 
 
+def _healing_pause(_: str) -> str:
+    return paths.HEALING_PAUSE
+
+
 PLANNED_FROM: Mapping[str, tuple[_Path, ...]] = {
     "rebalance": (_base, _assignments),
     "finish_rebalance": (_base, _pending, paths.assignment, _assignments),
@@ -68,6 +72,10 @@ PLANNED_FROM: Mapping[str, tuple[_Path, ...]] = {
     "reassign": (_base, paths.assignment, _assignments),
     "restart": (_base, paths.assignment, _assignments),
     "publish": (_token, _assignments),
+    "take_over": (_token, _assignments),
+    "take_over_change": (_base,),
+    "healing_pause": (_assignments,),
+    "resumed_healing": (_healing_pause,),
     "activate": (_base,),
     "deactivate": (_base,),
     "kill": (_base,),
