@@ -296,7 +296,7 @@ def install() -> None:
                 "Localizer": SimulatedLocalizer,
                 "remove_stale_folders": lambda *_: [],
                 "remove_old_logs": lambda *_, **__: [],
-                "rotate": lambda *_: False,
+                "rotate_logs": lambda *_: None,
             },
         ),
     ):
