@@ -34,7 +34,8 @@ from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cancelling import is_being_submitted
 from storm_dagster.operations.read.answers import lifecycle_answer, moved_tasks
 from storm_dagster.operations.results import LifecycleResult
-from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
+from storm_dagster.operations.upgrade import UpgradeResult
+from storm_dagster.operations.upgrade_waiting import await_upgrade
 
 _POLL_SECS = 0.5
 """Pause between two polls of a removal."""
