@@ -106,6 +106,8 @@ class UpgradeResult(TopologyResult):
 
     A phase is ``former``, ``upgrading``, ``upgraded`` or ``rolling back``.
     """
+    warnings: tuple[str, ...] = ()
+    """Of a call that brought code: warnings about its conf."""
 
 
 def gray_upgrade(
@@ -150,12 +152,11 @@ def gray_upgrade(
     machine.check_begin(base, snapshot)
     epoch = ctx.current_epoch()
     ctx = ctx.accepting_fewer(allow_degraded)
-    submitted, spec, _, archive = read_source(ctx, handle, topology)
+    submitted, spec, warnings, archive = read_source(ctx, handle, topology)
     spec = spec.model_copy(update={"name": base.name})
     conf, spec = normalize_submission(ctx.values(), submitted, spec, topology.id)
     total = total_conf(ctx.values(), conf)
-    for warning in check_session_keys(ctx, total, spec):
-        ctx.log.warning("%s", warning)
+    warnings += check_session_keys(ctx, total, spec)
     if selection.empty:
         selection = selection_of_conf(conf)
     check_selection(selection, snapshot)
@@ -193,7 +194,8 @@ def gray_upgrade(
         former=topology.code_dir,
         submitted_keys=keys,
     )
-    return _execute(ctx, topology.id, event, epoch)
+    result = _execute(ctx, topology.id, event, epoch)
+    return replace(result, warnings=tuple(warnings))
 
 
 def check_upgrade(ctx: OperationsContext, name: str, selection: Selection, *, new: bool) -> None:
@@ -220,14 +222,17 @@ def complete_upgrade(ctx: OperationsContext, name: str) -> UpgradeResult:
     return _execute(ctx, name, UpgradeEvent("complete"))
 
 
-def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> UpgradeResult:
+def roll_back(
+    ctx: OperationsContext, name: str, reason: str | None = None, worker: str = ""
+) -> UpgradeResult:
     """Return every picked worker to the former code.
 
+    ``worker`` is the ``host:port`` whose failure is the reason, if it is one.
     :func:`advance_upgrades` ends the rollback. No code is stored or fetched, because the former
     code was never replaced. A call during a rollback has no effect. :class:`Conflict` if no upgrade
     is under way.
     """
-    return _execute(ctx, name, UpgradeEvent("roll_back", reason))
+    return _execute(ctx, name, UpgradeEvent("roll_back", reason, worker))
 
 
 def roll_back_if_upgraded(
@@ -247,7 +252,8 @@ def roll_back_if_upgraded(
     for worker in topology.assignment.workers:
         if worker.slot in cause_of_slot and worker_phase(worker.address, state) != "former":
             with suppress(Conflict, NotAlive):  # The upgrade has ended since the view was read.
-                roll_back(ctx, topology_id, cause_of_slot[worker.slot].describe())
+                reason = cause_of_slot[worker.slot].describe()
+                roll_back(ctx, topology_id, reason, worker.address)
             return
 
 
@@ -400,8 +406,12 @@ def _write(
     else:
         base = transition.base
         if not transition.record:
-            # The tokens of an ended upgrade stay known, for repetitions of its requests.
-            base = base.model_copy(update={"last_upgrade": former_record})
+            # The tokens of an ended upgrade stay known, for repetitions of its requests, and so
+            # does the reason of its rollback.
+            ended = former_record
+            if ended is not None:
+                ended = ended.model_copy(update={"ended_secs": ctx.now_secs()})
+            base = base.model_copy(update={"last_upgrade": ended})
         transaction.set(path, encode_record(base), version)
     if transition.record is not None or former_record is not None:
         put_record_ops(transaction, topology.id, snapshot.state, transition.record)

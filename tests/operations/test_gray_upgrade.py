@@ -385,9 +385,12 @@ def test_a_worker_that_fails_rolls_the_upgrade_back(topology: Upgraded) -> None:
         topology.world.cluster.state, topology.id, topology.state, Move(first, "failed", failed)
     )
     assert topology.advance() == ["rolling back"]
-    assert topology.record.reason == failed.failed
+    assert (topology.record.reason, topology.record.failed_worker) == (failed.failed, first)
     topology.supervise()
     assert topology.advance() == ["rolled back"]
+    kept = topology.topology.base.last_upgrade
+    assert kept is not None and kept.ended_secs == topology.world.time
+    assert (kept.reason, kept.failed_worker) == (failed.failed, first)
     assert topology.on(topology.id) == set(topology.runs)
 
 
@@ -407,6 +410,7 @@ def test_an_upgraded_worker_that_is_judged_dead_rolls_the_upgrade_back(topology:
     assert report.status == "assigned"
     assert topology.topology.base.status == "ROLLBACK"
     assert "did not come back" in (topology.record.reason or "")
+    assert topology.record.failed_worker == upgraded
     assert upgraded not in {worker.address for worker in topology.assignment.workers}
     # The worker that took its place runs the former code, and the lost one holds nothing up.
     moved = {worker.address for worker in topology.assignment.workers}
