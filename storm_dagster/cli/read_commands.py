@@ -180,6 +180,11 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
     print_table("systems that are away", ["task", "what it waits for"], rows)
     if document.get("healing"):
         click.echo(plain(document["healing"]))
+    failed = document.get("failed_upgrade")
+    if failed:
+        click.echo(plain(f"the upgrade to {failed['code']} was rolled back: {failed['reason']}"))
+        if failed["log"]:
+            click.echo(plain(f"the log of {failed['worker']}: {failed['log']}"))
     for warning in document.get("warnings", []):
         notify(f"warning: {warning}")
 
@@ -459,6 +464,7 @@ def show(invocation: Invocation, name: str) -> None:
     _print_loads(document)
     _print_metrics(document)
     _print_findings(document)
+    _print_history(document)
     for error in document.get("errors", [])[:10]:
         lines = str(error["error"]).strip().splitlines()
         last_line = lines[-1] if lines else ""
@@ -485,6 +491,18 @@ def _print_metrics(document: dict[str, Any]) -> None:
                     rows.append((task, component, metric, value))
     if rows:
         print_table("metrics", "task component metric value", rows)
+
+
+def _print_history(document: dict[str, Any]) -> None:
+    """Print the newest changes of the topology; an older nimbus has none."""
+    rows: list[tuple[object, ...]] = []
+    for change in document.get("history", [])[:10]:
+        parts = [change["why"]] if change["why"] else []
+        if change["moved"]:
+            parts.append(f"{change['moved']} tasks moved")
+        rows.append((_utc_time(change["at_secs"]), change["action"], ", ".join(parts)))
+    if rows:
+        print_table("changes, newest first (UTC)", "when what why", rows)
 
 
 def _print_findings(document: dict[str, Any]) -> None:

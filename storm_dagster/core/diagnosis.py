@@ -25,6 +25,7 @@ FindingKind = Literal[
     "restarts",
     "slow-host",
     "no-ackers",
+    "failed-upgrade",
 ]
 _BUSY = 0.8
 """Share of time in execute from which a task is busy."""
@@ -56,6 +57,8 @@ _LAG_GROWTH = 0.5
 """Records per second by which a lag may grow without a finding."""
 _SHRINKING_SECS = 60.0
 """Time to the end of a shrinking lag from which it is a note."""
+_FAILED_UPGRADE_SECS = 86_400
+"""Age from which a failed upgrade is a note."""
 _TABLE = load_table(__name__, "findings")
 """Name of a row -> its texts, and its kind and severity if they are not the default."""
 
@@ -89,12 +92,37 @@ def _finding(row_name: str, component: str = "", **values: object) -> Finding:
 
 
 def diagnose(topology: TopologySnapshot) -> list[Finding]:
-    """The findings, the most important first.
+    """The findings, the most important first: warnings, then notes.
 
-    Empty for a topology that keeps up and loses no tuple, that is not active, or that is just
-    starting.
+    Empty for a topology that keeps up and loses no tuple, and whose newest upgrade did not fail,
+    and for one that is not active. One that is just starting is not measured.
     """
-    if topology.status != "ACTIVE" or topology.uptime_secs < _STARTING_SECS:
+    if topology.status != "ACTIVE":
+        return []
+    findings = [*_findings_of_metrics(topology), *_upgrades(topology)]
+    return sorted(findings, key=lambda finding: finding.severity == "note")
+
+
+def _upgrades(topology: TopologySnapshot) -> Iterator[Finding]:
+    """The newest upgrade, if a failure rolled it back."""
+    failed = topology.failed_upgrade
+    if failed is None:
+        return
+    # Without a time it was ended by a leader of an older release.
+    when = ""
+    row_name = "failed-upgrade"
+    if failed.ended_secs:
+        age_secs = max(0, topology.now_secs - failed.ended_secs)
+        when = f" {duration(age_secs)} ago"
+        if age_secs > _FAILED_UPGRADE_SECS:
+            row_name = "failed-upgrade-of-earlier"
+    log = f"; the log of {failed.worker} is {failed.log}" if failed.log else ""
+    yield _finding(row_name, code=failed.code, when=when, reason=failed.reason.rstrip("."), log=log)
+
+
+def _findings_of_metrics(topology: TopologySnapshot) -> list[Finding]:
+    """The findings from what the topology master reports."""
+    if topology.uptime_secs < _STARTING_SECS:
         return []
     if not topology.reported:
         address = f" on {topology.master.address}" if topology.master else ""
@@ -105,7 +133,7 @@ def diagnose(topology: TopologySnapshot) -> list[Finding]:
 
 
 def _findings_of_rates(topology: TopologySnapshot) -> list[Finding]:
-    """The findings of a topology whose rates are measured: warnings first, then notes."""
+    """The findings of a topology whose rates are measured."""
     slow = list(_slow_components(topology))
     findings = [
         *slow,
@@ -116,7 +144,7 @@ def _findings_of_rates(topology: TopologySnapshot) -> list[Finding]:
     ]
     if not topology.ackers and any(part.kind == "spout" for part in _parts(topology)):
         findings.append(_finding("no-ackers"))
-    return sorted(findings, key=lambda finding: finding.severity == "note")
+    return findings
 
 
 def _parts(topology: TopologySnapshot) -> list[ComponentSnapshot]:

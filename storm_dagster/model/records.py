@@ -115,13 +115,9 @@ class GrayUpgrade(Record, populate_by_name=True):
     workers: tuple[str, ...] = ()
     """``host:port``; cleared once the batch is picked."""
     expires: int
-    """Epoch seconds at which its time ends, by the clock of the process that began it: shown, never
-    compared.
-    """
+    """End of its time (epoch seconds), by the clock of the process that began it: only shown."""
     ttl_secs: int = 86_400
-    """Longest duration of the upgrade in seconds, by the clock of the leader; a new leader counts
-    from zero.
-    """
+    """Longest duration in seconds, by the clock of the leader; a new leader counts from zero."""
     continue_: bool = Field(default=False, alias="continue")
     """True if a batch is requested and not picked yet."""
     rollback: bool = False
@@ -140,6 +136,10 @@ class GrayUpgrade(Record, populate_by_name=True):
     """Blob key -> SHA-256 of the new code, as in the assignment."""
     base_conf: BaseConf | None = None
     """Fields of the base by the new code's conf; ``None`` if a former release began the upgrade."""
+    failed_worker: str = ""
+    """``host:port`` of the worker whose failure began the rollback; empty without a failure."""
+    ended_secs: int = 0
+    """Epoch seconds of its end; 0: it is under way, or an older release ended it."""
 
 
 class StormBase(Record):
@@ -502,9 +502,8 @@ def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
         if size > max_size:
             raise Corrupt(
                 f"{place} has {size} bytes in fields that this release does not know, {max_size} "
-                "are"
-                f" allowed: it is not a {cls.__name__} of a release that may run beside this one;"
-                " look at the node before removing it"
+                f"are allowed: it is not a {cls.__name__} of a release that may run beside this "
+                "one; look at the node before removing it"
             )
     return record
 

@@ -160,6 +160,8 @@ class LifecycleResult(TopologyResult):
     They run from the end of the former topology's drain until the new topology was active and the
     remains of the former one were swept.
     """
+    warnings: tuple[str, ...] = ()
+    """For a replacement: warnings about the submitted conf."""
 
 
 @dataclass(frozen=True)

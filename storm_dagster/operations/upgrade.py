@@ -6,7 +6,7 @@ former prefix. The assignment always names the topology's code. While an upgrade
 record names the new code, and the workers in its two lists run that.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -34,7 +34,6 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import (
     Conflict,
     Fenced,
-    InvalidTopology,
     NotAlive,
     StormDagsterError,
     Unavailable,
@@ -73,10 +72,14 @@ COMPLETE_UPGRADE = operation("complete_upgrade", "complete_upgrade")
 ROLL_BACK = operation("roll_back", "roll_back")
 FINISH_ROLLBACK = operation("finish_rollback", "finish_rollback")
 
+_IN_HISTORY = ("begun", "completed", "expired", "rolled back", "abandoned")
+"""Outcomes in the history of the assignment: the begin of an upgrade, and its ends.
+
+The begin of a rollback is none, because the workers that a reassignment replaces at the same time
+must still be those of its causes. Its end has the reason.
+"""
 _DELETES_AT_AN_END = 1000
 """Nodes of the two lists that the transaction deletes which ends an upgrade."""
-_POLL_SECS = 0.25
-"""Pause between two polls of an upgrade."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ class UpgradeResult(TopologyResult):
 
     A phase is ``former``, ``upgrading``, ``upgraded`` or ``rolling back``.
     """
+    warnings: tuple[str, ...] = ()
+    """Of a call that brought code: warnings about its conf."""
 
 
 def gray_upgrade(
@@ -146,12 +151,11 @@ def gray_upgrade(
     machine.check_begin(base, snapshot)
     epoch = ctx.current_epoch()
     ctx = ctx.accepting_fewer(allow_degraded)
-    submitted, spec, _, archive = read_source(ctx, handle, topology)
+    submitted, spec, warnings, archive = read_source(ctx, handle, topology)
     spec = spec.model_copy(update={"name": base.name})
     conf, spec = normalize_submission(ctx.values(), submitted, spec, topology.id)
     total = total_conf(ctx.values(), conf)
-    for warning in check_session_keys(ctx, total, spec):
-        ctx.log.warning("%s", warning)
+    warnings += check_session_keys(ctx, total, spec)
     if selection.empty:
         selection = selection_of_conf(conf)
     check_selection(selection, snapshot)
@@ -190,7 +194,8 @@ def gray_upgrade(
         former=topology.code_dir,
         submitted_keys=keys,
     )
-    return _execute(ctx, topology.id, event, epoch)
+    result = _execute(ctx, topology.id, event, epoch)
+    return replace(result, warnings=tuple(warnings))
 
 
 def check_upgrade(ctx: OperationsContext, name: str, selection: Selection, *, new: bool) -> None:
@@ -217,14 +222,17 @@ def complete_upgrade(ctx: OperationsContext, name: str) -> UpgradeResult:
     return _execute(ctx, name, UpgradeEvent("complete"))
 
 
-def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> UpgradeResult:
+def roll_back(
+    ctx: OperationsContext, name: str, reason: str | None = None, worker: str = ""
+) -> UpgradeResult:
     """Return every picked worker to the former code.
 
+    ``worker`` is the ``host:port`` whose failure is the reason, if it is one.
     :func:`advance_upgrades` ends the rollback. No code is stored or fetched, because the former
     code was never replaced. A call during a rollback has no effect. :class:`Conflict` if no upgrade
     is under way.
     """
-    return _execute(ctx, name, UpgradeEvent("roll_back", reason))
+    return _execute(ctx, name, UpgradeEvent("roll_back", reason, worker))
 
 
 def roll_back_if_upgraded(
@@ -244,7 +252,8 @@ def roll_back_if_upgraded(
     for worker in topology.assignment.workers:
         if worker.slot in cause_of_slot and worker_phase(worker.address, state) != "former":
             with suppress(Conflict, NotAlive):  # The upgrade has ended since the view was read.
-                roll_back(ctx, topology_id, cause_of_slot[worker.slot].describe())
+                reason = cause_of_slot[worker.slot].describe()
+                roll_back(ctx, topology_id, reason, worker.address)
             return
 
 
@@ -292,64 +301,6 @@ def advance_upgrades(
         except StormDagsterError as error:
             ctx.log.warning("upgrade of %s: %s", topology.id, error.message)
     return [result for result in results if result.changed]
-
-
-def await_upgrade(
-    ctx: OperationsContext,
-    request: UpgradeResult,
-    *,
-    wait_secs: float,
-    on_worker: Callable[[str, str], object],
-    back: bool = False,
-) -> UpgradeResult:
-    """Wait until no worker is changing its code.
-
-    That is the end of the requested batch (outcome ``batch done``) or of the upgrade
-    (``completed``). With ``back``, wait until every worker runs the former code (``rolled back``).
-    The outcome is ``under way`` if ``wait_secs`` are over first. ``on_worker`` is called with
-    ``host:port`` and phase of each worker whose phase changed. :class:`InvalidTopology` if the
-    upgrade was rolled back because of a failure of the new code, :class:`Conflict` if a rollback
-    was requested, :class:`NotAlive` if the topology was killed. Due transitions are executed here
-    as well, because the leader may be away.
-    """
-    deadline = ctx.monotonic() + wait_secs
-    # ``host:port`` -> phase at the last poll.
-    # Before the first poll each counts as ``former``.
-    workers: Mapping[str, str] = {}
-    reason = request.reason
-
-    def notify(phases: Mapping[str, str]) -> None:
-        """Report the workers whose phase changed since the last poll."""
-        for worker, phase in phases.items():
-            if workers.get(worker, "former") != phase:
-                on_worker(worker, phase)
-
-    while True:
-        assignment = ctx.cluster.assignment_info(request.topology_id)
-        table = ctx.cluster.read_tasks(request.topology_id)
-        state = ctx.cluster.read_upgrade(request.topology_id)
-        if assignment is None or table is None or state.record is None:
-            last = replace(request, workers=workers, reason=reason)
-            result = _end_result(ctx, last, back)
-            # The upgrade may end between two polls, together with the last changes of workers.
-            notify(result.workers)
-            return result
-        base = ctx.cluster.storm_base(request.topology_id)
-        if base is None or base.status == "KILLED":
-            raise _killed(request.name, back)
-        snapshot = UpgradeSnapshot(state, assignment, table)
-        reason = state.record.reason or reason
-        notify(snapshot.workers)
-        workers = snapshot.workers
-        outcome = "under way" if ctx.monotonic() >= deadline else ""
-        if not back and snapshot.phase == "paused" and not snapshot.complete:
-            outcome = "batch done"
-        if outcome:
-            status = "ROLLBACK" if snapshot.phase == "rolling back" else "UPGRADING"
-            return replace(request, status=status, outcome=outcome, workers=workers, reason=reason)
-        if machine.due(snapshot) is not None:
-            advance_upgrades(ctx)
-        ctx.sleep(_POLL_SECS)
 
 
 def _load(
@@ -442,12 +393,12 @@ def _write(
             "type": "Assign",
             "code": former_record.code if former_record is not None else {},
         }
-        assignment = with_change(
-            ctx,
-            assignment.model_copy(update=changes),
-            f"upgrade {transition.outcome}",
-            transition.reason,
-        )
+        assignment = assignment.model_copy(update=changes)
+    if transition.outcome in _IN_HISTORY:
+        why = transition.reason
+        if transition.record is not None:
+            why = _describe_request(transition.record)
+        assignment = with_change(ctx, assignment, f"upgrade {transition.outcome}", why)
         append_assignment(ctx, transaction, view, topology.base.name, assignment)
     else:
         # The selection, and the phases of the workers, follow from the assignment.
@@ -459,8 +410,12 @@ def _write(
     else:
         base = transition.base
         if not transition.record:
-            # The tokens of an ended upgrade stay known, for repetitions of its requests.
-            base = base.model_copy(update={"last_upgrade": former_record})
+            # The tokens of an ended upgrade stay known, for repetitions of its requests, and so
+            # does the reason of its rollback.
+            ended = former_record
+            if ended is not None:
+                ended = ended.model_copy(update={"ended_secs": ctx.now_secs()})
+            base = base.model_copy(update={"last_upgrade": ended})
         transaction.set(path, encode_record(base), version)
     if transition.record is not None or former_record is not None:
         put_record_ops(transaction, topology.id, snapshot.state, transition.record)
@@ -485,34 +440,13 @@ def _write(
     return assignment
 
 
-def _end_result(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeResult:
-    """Result of an upgrade that has ended; ``last`` is its state at the last poll.
-
-    With ``back`` the caller waited for a rollback. Raises the errors of :func:`await_upgrade`.
-    """
-    topology = ctx.cluster.load_view().topologies.get(last.topology_id)
-    if topology is None or topology.base.status == "KILLED":
-        raise _killed(last.name, back)
-    status = topology.base.status
-    record = last.state.record if last.state is not None else None
-    if back:
-        workers = dict.fromkeys(last.workers, "former")
-        return replace(last, status=status, outcome="rolled back", workers=workers)
-    if topology.code_dir == (record.code_dir if record is not None else ""):
-        workers = dict.fromkeys(last.workers, "upgraded")
-        return replace(last, status=status, outcome="completed", workers=workers, reason="")
-    if last.reason:
-        raise InvalidTopology(
-            f"the upgrade of {last.name!r} was rolled back, "
-            f"the former code runs again: {last.reason}"
-        )
-    raise Conflict(
-        f"the upgrade of {last.name!r} was rolled back by another request: "
-        "the former code runs again"
-    )
-
-
-def _killed(name: str, back: bool) -> NotAlive:
-    """The error of a wait for an upgrade, or with ``back`` a rollback, of a killed topology."""
-    change = "rolled back" if back else "upgraded"
-    return NotAlive(f"topology {name!r} was killed while it was {change}: submit it again")
+def _describe_request(record: GrayUpgrade) -> str:
+    """The first batch and the new code, in words."""
+    code = f"to {record.code_dir}"
+    if record.workers:
+        return f"{code}: first {', '.join(record.workers)}"
+    number = f"{record.number} of the" if record.number else "all"
+    workers = "workers"
+    if record.component is not None:
+        workers = f"workers of {record.component}"
+    return f"{code}: first {number} {workers}"

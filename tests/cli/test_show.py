@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.cli.read_commands import _print_findings, _print_loads
+from storm_dagster.cli.read_commands import _print_findings, _print_history, _print_loads
 
 
 def part(**of: Any) -> dict[str, Any]:
@@ -51,6 +51,24 @@ def test_a_finding_is_a_line_with_its_remedy(capsys: pytest.CaptureFixture[str])
         == "warning: count is the bottleneck. What to do: make it faster?[31m.\n"
     )
     _print_findings({})
+    assert capsys.readouterr().out == ""
+
+
+def test_changes_are_rows_with_time_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = [
+        {"at_secs": 1_700_000_060, "action": "rebalanced", "why": "4 workers", "moved": 3},
+        {"at_secs": 1_700_000_000, "action": "upgrade rolled back", "why": "h:1: no", "moved": 0},
+    ]
+    _print_history({"history": changes})
+    printed = capsys.readouterr().out
+    rows = [
+        [cell.strip() for cell in line.split("│")] for line in printed.splitlines() if "│" in line
+    ]
+    assert rows == [
+        ["2023-11-14T22:14:20+00:00", "rebalanced", "4 workers, 3 tasks moved"],
+        ["2023-11-14T22:13:20+00:00", "upgrade rolled back", "h:1: no"],
+    ]
+    _print_history({})
     assert capsys.readouterr().out == ""
 
 

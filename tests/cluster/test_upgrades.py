@@ -5,6 +5,7 @@ at once.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections import Counter
 from pathlib import Path
@@ -42,6 +43,13 @@ def _die(self, conf, context):
 
 LineSpout.initialize = split.initialize = CountBolt.initialize = _die
 """
+BROKEN = """
+def _raise(self, conf, context):
+    raise LookupError("no dictionary")
+
+
+LineSpout.initialize = split.initialize = CountBolt.initialize = _raise
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +60,12 @@ def expected() -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Targets: the word count, another version of it, and one whose workers end as soon as they
-    start.
+    """Targets: the word count, another version of it, one whose workers end as soon as they start,
+    and one whose tasks cannot be opened.
     """
     made = {}
-    for version, more in (("old", ""), ("new", NEWER), ("deadly", DEADLY)):
+    versions = (("old", ""), ("new", NEWER), ("deadly", DEADLY), ("broken", BROKEN))
+    for version, more in versions:
         folder = tmp_path_factory.mktemp(version)
         (folder / "wordcount.py").write_text(WORDCOUNT.read_text() + more)
         made[version] = str(folder / "wordcount.py")
@@ -214,6 +223,15 @@ def test_taken_back_by_itself_and_by_hand_then_replaced_at_once(
     after = wait_until_stable(cluster, "back")
     assert set(versions(after).values()) == {old} and "upgrade" not in after
     assert any("exit code 7" in error["error"] for error in after["errors"])
+
+    # The run of an upgrade whose tasks cannot be opened quotes the cause, which stays.
+    cause = r"LookupError: no dictionary \(wordcount\.py, line \d+\)"
+    with pytest.raises(InvalidTopology, match=cause):
+        cluster.cli("gray-upgrade", "back", code["broken"], "-p", "split", "-n", "1", *CONF)
+    after = wait_until_stable(cluster, "back")
+    assert set(versions(after).values()) == {old} and "upgrade" not in after
+    assert re.search(cause, after["failed_upgrade"]["reason"])
+    assert after["history"][0]["action"] == "upgrade rolled back"
 
     # Two of the three workers split; the third keeps the former code, so that the upgrade stays
     # under way.

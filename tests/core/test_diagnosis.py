@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from storm_dagster.core.diagnosis import Finding, backlog_secs, busy_of, diagnose, upstream_of
 from storm_dagster.core.snapshot.tasks import TaskSnapshot
 from storm_dagster.core.snapshot.topology import ComponentSnapshot, Flow, TopologySnapshot
+from storm_dagster.core.snapshot.upgrades import FailedUpgrade
 from storm_dagster.core.snapshot.workers import WorkerSnapshot
 from storm_dagster.model.amounts import compact, duration, latency, percent
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.records import TaskError, WorkerSlot
 
 NOW_SECS = 10_000
+LATER_SECS = 3 * 86_400
 
 
 class Load(NamedTuple):
@@ -131,6 +133,35 @@ def found(*parts: ComponentSnapshot, **of: Any) -> list[Finding]:
 
 def kinds(findings: list[Finding]) -> list[tuple[str, str]]:
     return [(one.kind, one.component) for one in findings]
+
+
+def failed_upgrade(age_secs: int | None) -> FailedUpgrade:
+    return FailedUpgrade(
+        code="shop-1-1.2",
+        reason="h1:6700: count[7]: ValueError: no file (shop.py, line 12)",
+        worker="h1:6700",
+        log="http://h1:8000/log",
+        ended_secs=0 if age_secs is None else LATER_SECS - age_secs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("age_secs", "severity", "when"),
+    [(30, "warning", " 30 s ago"), (2 * 86_400, "note", " 2 d ago"), (None, "warning", "")],
+)
+def test_an_upgrade_that_was_rolled_back_is_quoted_with_its_log(
+    age_secs: int | None, severity: str, when: str
+) -> None:
+    (finding,) = found(spout(), failed_upgrade=failed_upgrade(age_secs), now_secs=LATER_SECS)
+    assert (finding.kind, finding.severity) == ("failed-upgrade", severity)
+    assert finding.text == (
+        f"The upgrade to shop-1-1.2 was rolled back{when}: "
+        "h1:6700: count[7]: ValueError: no file (shop.py, line 12)."
+    )
+    assert finding.remedy.endswith("the log of h1:6700 is http://h1:8000/log")
+    # Also while the figures of a topology that was just started are not known.
+    young = found(spout(), failed_upgrade=failed_upgrade(age_secs), reported=False, uptime_secs=1)
+    assert kinds(young) == [("failed-upgrade", "")]
 
 
 def test_a_topology_that_keeps_up_has_no_findings() -> None:

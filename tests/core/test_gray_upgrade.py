@@ -275,7 +275,7 @@ def test_what_an_upgrade_comes_to() -> None:
         broken.at, broken.record, {"a:6902": GrayWorker(failed="a:6902: boom")}, broken.upgraded
     )
     failed = comes_to(broken, now=5000)
-    assert failed == UpgradeEvent("roll_back", "a:6902: boom"), "also when its time is up"
+    assert failed == UpgradeEvent("roll_back", "a:6902: boom", "a:6902"), "also when its time is up"
     assert comes_to(state("a:6901", rollback=True)) is None
     back = comes_to(state(rollback=True))
     assert back is not None and back.action == "finish_rollback"

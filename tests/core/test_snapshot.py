@@ -16,6 +16,7 @@ import pytest
 from storm_dagster.core.snapshot.statuses import not_running
 from storm_dagster.core.snapshot.stream_metrics import stream_metrics
 from storm_dagster.core.snapshot.topology import snapshot_topology
+from storm_dagster.core.snapshot.upgrades import failed_upgrade
 from storm_dagster.core.snapshot.windows import (
     WINDOWS,
     Totals,
@@ -27,6 +28,7 @@ from storm_dagster.model.latency import bucket_of
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
+    GrayUpgrade,
     StormBase,
     SupervisorInfo,
     TaskBeats,
@@ -375,3 +377,64 @@ def test_queues_lag_and_back_pressure_add_up() -> None:
     assert lines.lag == 12
     assert lines.lag_by_partition == {"orders[0]": (12, 1.5), "orders[1]": (0, None)}
     assert page.back_pressure == 1
+
+
+def upgraded(status: str = "ACTIVE", **record: Any) -> TopologyView:
+    """A topology on h1:6700 whose last upgrade has that record."""
+    slot = WorkerSlot(node="s1", host="h1", port=6700, tasks="1")
+    assignment = Assignment(
+        topology_id="wc-1-1",
+        code_dir="wc-1-1",
+        node_host={"s1": "h1"},
+        workers=(slot,),
+        task_start_secs={},
+        timestamp_ms=1,
+    )
+    values = {"expires": 1, "code_dir": "wc-1-1.2", "rollback": True, "ended_secs": 90, **record}
+    base = StormBase.model_validate(
+        {
+            "name": "wc",
+            "launch_time_secs": 1,
+            "status": status,
+            "workers": 1,
+            "executors": {},
+            "token": "t",
+            "last_upgrade": GrayUpgrade(**values),
+        }
+    )
+    return TopologyView("wc-1-1", base, Versioned(0, 0), assignment=assignment)
+
+
+def supervisor(name: str, host: str) -> SupervisorInfo:
+    return SupervisorInfo(
+        host=host, ports=(6700, 6701), started=1, count=1, version="1", http=f"http://{name}:8000"
+    )
+
+
+def test_a_failed_upgrade_keeps_its_reason_and_the_log_of_its_worker() -> None:
+    supervisors = {"s0": supervisor("s0", "h1"), "s1": supervisor("s1", "h1")}
+    view = ClusterView("c", 0, 0, supervisors, {})
+    reason = "h1:6700: count[7]: ValueError: no file (wc.py, line 3)"
+    failed = failed_upgrade(view, upgraded(reason=reason, failed_worker="h1:6700"))
+    assert failed is not None
+    assert (failed.code, failed.reason, failed.ended_secs) == ("wc-1-1.2", reason, 90)
+    assert failed.log == "http://s1:8000/api/v1/log?file=wc-1-1%2F6700%2Fworker.log"
+    # The worker was moved since, or the record of an older release names none.
+    moved = failed_upgrade(view, upgraded(reason=reason, failed_worker="h1:6701"))
+    assert moved is not None and moved.log.startswith("http://s0:8000/")
+    former = failed_upgrade(view, upgraded(reason=reason))
+    assert former is not None and (former.worker, former.log) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("status", "record"),
+    [
+        ("ACTIVE", {"reason": None}),
+        ("ACTIVE", {"rollback": False}),
+        ("UPGRADING", {"reason": "it failed"}),
+    ],
+)
+def test_an_upgrade_that_was_asked_back_or_completed_has_not_failed(
+    status: str, record: dict[str, Any]
+) -> None:
+    assert failed_upgrade(ClusterView("c", 0, 0, {}, {}), upgraded(status, **record)) is None

@@ -404,6 +404,32 @@ def test_limits_are_judged_by_what_spouts_did() -> None:
     }
 
 
+def test_code_whose_upgrade_was_rolled_back_is_named_with_the_reason() -> None:
+    document = {
+        "tasks": [{"id": 1, "status": "running"}],
+        "id": "shop-1-1",
+        "failed_upgrade": {
+            "reason": "h:1: count[7]: ValueError: no file (shop.py, line 3)",
+            "log": "http://h:8000/log",
+        },
+    }
+
+    def check(running_code: str) -> dg.AssetCheckResult:
+        running = RunningTopology("shop-1-1", "ACTIVE", 1, {}, running_code)
+        described = TargetDescription(code_version="v")
+        declaration = Declaration("shop", "x")
+        return check_results(declaration, described, running, document, TopologyAlerts())[
+            "as_declared"
+        ]
+
+    failed = check("former")
+    assert not failed.passed and failed.severity == dg.AssetCheckSeverity.ERROR
+    quoted = "h:1: count[7]: ValueError: no file (shop.py, line 3) (log: http://h:8000/log)"
+    assert f"upgrade: rolled back: {quoted}" in str(failed.description)
+    # The former code was declared again.
+    assert check("v").passed
+
+
 @pytest.mark.zookeeper
 def test_the_actual_state_is_read_from_zookeeper_and_blobs(world: DagsterWorld) -> None:
     zookeeper = ZooKeeperResource(home=str(world.home))

@@ -15,6 +15,8 @@ from storm_dagster.core.upgrade.machine import Move
 from storm_dagster.defs import keys
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import GrayWorker
+from storm_dagster.model.removed_keys import REMOVED_KEYS
+from storm_dagster.model.run_result import RunResult
 from storm_dagster.zk.gray_upgrades import write_move
 from storm_rigs.dagster.dagster_results import shown, step_failure
 from storm_rigs.operations.upgrades import UpgradeStandIns
@@ -124,6 +126,23 @@ def test_rolled_back_by_hand(world: DagsterWorld, stand_ins: UpgradeStandIns) ->
     assert topology.base.status == "ACTIVE" and topology.code_dir == topology.id
     assert len(stand_ins.on(topology.id)) == 4
     assert observations(world)[-1][0] == "rollback: rolled back, ACTIVE"
+
+
+@pytest.mark.parametrize("job", ["gray_upgrade_topology", "update_topology"])
+def test_warnings_about_the_conf_are_tags_of_the_run(
+    world: DagsterWorld, stand_ins: UpgradeStandIns, job: str
+) -> None:
+    key = min(REMOVED_KEYS)
+    handle = world.upload("new", conf={**CONF, key: "old"})
+    batch = {"number": 1} if job == "gray_upgrade_topology" else {}
+    with at_work(stand_ins):
+        result = world.run(job, config=op(job, handle=handle, **batch))
+    assert result.success
+    run = world.instance.get_run_by_id(result.run_id)
+    assert run is not None
+    (warning,) = RunResult.of_tags(run.tags).warnings
+    assert key in warning
+    assert RunResult.of_tags(run.tags).outcome in ("batch done", "changed")
 
 
 def test_rolled_back_by_itself_fails_the_run_that_waits_and_says_why(

@@ -20,6 +20,8 @@ from storm_dagster.model import paths
 from storm_dagster.model.records import (
     Assignment,
     AssignmentChange,
+    GrayUpgrade,
+    StormBase,
     TaskBeats,
     decode_record,
     encode_record,
@@ -237,6 +239,20 @@ def test_what_happened_is_a_table_with_causes_and_runs(shop: Shop) -> None:
         and found[2] == f"host {MARKUP} is lost, 3 tasks moved, silent for 31 s before"
     )
     assert "http://127.0.0.1:1/runs/a-run" in shop.get("/topologies/shop").text
+
+
+def test_a_failed_upgrade_is_quoted(shop: Shop) -> None:
+    path = paths.topology(shop.rig.topology_id)
+    raw = shop.cluster.state.get_data(path) or b""
+    reason = f"h1:6700: count[7]: ValueError: {MARKUP} (shop.py, line 3)"
+    failed = GrayUpgrade(expires=1, code_dir="shop.2", rollback=True, reason=reason)
+    changed = decode_record(StormBase, raw).model_copy(update={"last_upgrade": failed})
+    text = f"The upgrade to shop.2 was rolled back: {reason}."
+    shop.cluster.state.set_data(path, encode_record(changed))
+    try:
+        eventually(lambda: text in page(shop, "/topologies/shop").text, 30, "the failed upgrade")
+    finally:
+        shop.cluster.state.set_data(path, raw)
 
 
 def test_markup_in_names_errors_and_reasons_is_text(shop: Shop) -> None:

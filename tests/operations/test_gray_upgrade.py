@@ -18,7 +18,8 @@ from storm_dagster.model.records import Assignment, GrayWorker
 from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
-from storm_dagster.operations.upgrade import advance_upgrades, await_upgrade, check_upgrade
+from storm_dagster.operations.upgrade import advance_upgrades, check_upgrade
+from storm_dagster.operations.upgrade_waiting import await_upgrade
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_rigs.operations.archives import pack_archive
@@ -384,9 +385,12 @@ def test_a_worker_that_fails_rolls_the_upgrade_back(topology: Upgraded) -> None:
         topology.world.cluster.state, topology.id, topology.state, Move(first, "failed", failed)
     )
     assert topology.advance() == ["rolling back"]
-    assert topology.record.reason == failed.failed
+    assert (topology.record.reason, topology.record.failed_worker) == (failed.failed, first)
     topology.supervise()
     assert topology.advance() == ["rolled back"]
+    kept = topology.topology.base.last_upgrade
+    assert kept is not None and kept.ended_secs == topology.world.time
+    assert (kept.reason, kept.failed_worker) == (failed.failed, first)
     assert topology.on(topology.id) == set(topology.runs)
 
 
@@ -406,6 +410,7 @@ def test_an_upgraded_worker_that_is_judged_dead_rolls_the_upgrade_back(topology:
     assert report.status == "assigned"
     assert topology.topology.base.status == "ROLLBACK"
     assert "did not come back" in (topology.record.reason or "")
+    assert topology.record.failed_worker == upgraded
     assert upgraded not in {worker.address for worker in topology.assignment.workers}
     # The worker that took its place runs the former code, and the lost one holds nothing up.
     moved = {worker.address for worker in topology.assignment.workers}
@@ -505,3 +510,33 @@ def test_an_upgrade_whose_record_is_gone_ends(topology: Upgraded) -> None:
     topology.world.cluster.state.delete_node(paths.gray_upgrade(topology.id, "conf"))
     assert topology.advance() == ["rolled back"]
     topology.clean()
+
+
+def history(topology: Upgraded) -> list[tuple[str, str]]:
+    """(action, reason) of the changes since the submission, oldest first."""
+    changes = [(change.action, change.why) for change in topology.assignment.history]
+    assert changes.pop() == ("submitted", f"as {topology.id}")
+    return changes[::-1]
+
+
+def test_the_history_has_the_begin_and_the_completion(topology: Upgraded) -> None:
+    code = topology.begin(Selection(component="split", number=1)).state.record.code_dir
+    begun = ("upgrade begun", f"to {code}: first 1 of the workers of split")
+    assert history(topology) == [begun]
+    topology.batch()
+    lifecycle.gray_upgrade(topology.world.context(), "wc", Selection(number=9))
+    topology.batch()
+    assert topology.advance() == ["completed"]
+    assert history(topology) == [begun, ("upgrade completed", "all 3 workers run the new code")]
+    assert topology.assignment.code_dir == code
+
+
+@pytest.mark.parametrize("reason", [None, "h:1: a task could not be opened"])
+def test_the_history_has_a_rollback_with_its_reason(topology: Upgraded, reason: str | None) -> None:
+    topology.begin()
+    topology.batch()
+    lifecycle.roll_back(topology.world.context(), "wc", reason)
+    topology.supervise()
+    assert topology.advance() == ["rolled back"]
+    assert history(topology)[1:] == [("upgrade rolled back", reason or "it was asked for")]
+    assert topology.assignment.code_dir == topology.id

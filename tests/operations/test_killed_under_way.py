@@ -10,7 +10,8 @@ from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import finish_rebalance, rebalance
-from storm_dagster.operations.upgrade import await_upgrade, gray_upgrade
+from storm_dagster.operations.upgrade import gray_upgrade
+from storm_dagster.operations.upgrade_waiting import await_upgrade
 from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper

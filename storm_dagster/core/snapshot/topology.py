@@ -19,6 +19,7 @@ from storm_dagster.core.snapshot.tasks import (
     TaskSnapshot,
     partition_lags,
 )
+from storm_dagster.core.snapshot.upgrades import FailedUpgrade, failed_upgrade
 from storm_dagster.core.snapshot.windows import (
     WINDOWS,
     Kind,
@@ -175,6 +176,8 @@ class TopologySnapshot:
     """(component, error), newest first."""
     changes: tuple[AssignmentChange, ...] = ()
     """Of its assignment, newest first."""
+    failed_upgrade: FailedUpgrade | None = None
+    """Its newest upgrade, if a failure rolled it back."""
     timeout_secs: float = _DEFAULT_TIMEOUT_SECS
     """Time after which a tuple tree fails."""
     report_secs: float = _DEFAULT_REPORT_SECS
@@ -295,6 +298,7 @@ def snapshot_topology(
         edges=_edges(components, code),
         errors=errors,
         changes=topology.assignment.history if topology.assignment is not None else (),
+        failed_upgrade=failed_upgrade(view, topology),
         timeout_secs=values.get("timeout_secs", _DEFAULT_TIMEOUT_SECS),
         report_secs=values.get("report_secs", _DEFAULT_REPORT_SECS),
     )

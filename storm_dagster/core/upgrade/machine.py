@@ -190,6 +190,8 @@ class UpgradeEvent:
     ]
     reason: str | None = None
     """Reason in words; ``None`` for a request without one."""
+    worker: str = ""
+    """With ``roll_back``: ``host:port`` of the worker that failed."""
     selection: Selection = field(default_factory=Selection)
     """With ``begin`` and ``continue``: the next batch."""
     record: GrayUpgrade | None = None
@@ -221,7 +223,7 @@ def due(snapshot: UpgradeSnapshot, *, age_secs: float = 0.0) -> UpgradeEvent | N
     for address, mark in sorted({**state.upgraded, **state.upgrading}.items()):
         # A worker that was moved has another address: its former one has no part in the upgrade.
         if mark.failed and address in snapshot.workers:
-            return UpgradeEvent("roll_back", mark.failed)
+            return UpgradeEvent("roll_back", mark.failed, address)
     total = len(snapshot.workers)
     if snapshot.complete:
         return UpgradeEvent("complete", f"all {total} workers run the new code")
@@ -314,8 +316,9 @@ def _roll_back(
     check_ending(base, back=True)
     if record is None:
         return _close(base, "abandoned", "its upgrade record is gone")
+    changes = {"reason": event.reason, "failed_worker": event.worker}
     record = record.model_copy(
-        update={"rollback": True, "continue_": False, "workers": (), "reason": event.reason}
+        update={"rollback": True, "continue_": False, "workers": (), **changes}
     )
     return UpgradeTransition(
         "rolling back",

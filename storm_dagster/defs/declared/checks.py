@@ -130,7 +130,7 @@ def check_results(
         document = None
     results = {
         "all_tasks_run": _all_tasks_run(declaration.name, document),
-        "as_declared": _as_declared(declaration, described, actual, newer),
+        "as_declared": _as_declared(declaration, described, actual, newer, document),
     }
     # Of a topology that does not run each limit fails, without statistics.
     if document is not None and not measured:
@@ -216,9 +216,15 @@ def _as_declared(
     described: TargetDescription,
     actual: RunningTopology | None,
     newer: bool,
+    document: Mapping[str, Any] | None,
 ) -> dg.AssetCheckResult:
     """Result of the check `as_declared`; arguments as of :func:`check_results`."""
     differ = differences(declaration, described, actual)
+    failed = (document or {}).get("failed_upgrade")
+    if failed and "code" in differ:
+        # The reason why the declared code does not run.
+        log = f" (log: {failed['log']})" if failed["log"] else ""
+        differ["upgrade"] = f"rolled back: {failed['reason']}{log}"
     if newer:
         differ["disk"] = "the code on disk is newer than this code location: reload definitions"
     # Changed code that waits for a reload or a deploy, and an upgrade under way, are not errors.

@@ -7,7 +7,7 @@ Each job waits for its effect and then reports it. A verb that the leader execut
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +28,15 @@ from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, NotAlive, Unavailable
 from storm_dagster.model.records import TopologyStatus
 from storm_dagster.model.requests import parse_workers
+from storm_dagster.model.run_result import RunResult
 from storm_dagster.model.verbs import VERBS, RunEffect, Verb
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cancelling import is_being_submitted
 from storm_dagster.operations.read.answers import lifecycle_answer, moved_tasks
 from storm_dagster.operations.results import LifecycleResult
-from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
+from storm_dagster.operations.upgrade import UpgradeResult
+from storm_dagster.operations.upgrade_waiting import await_upgrade
 
 _POLL_SECS = 0.5
 """Pause between two polls of a removal."""
@@ -163,6 +165,17 @@ class _VerbRun:
         fields = more or self.request_fields()
         return operation(self.ops, self.config.name, *args, **fields)
 
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Log warnings about the submitted conf, and tag the run with them.
+
+        The client of the verb reads the tag.
+        """
+        for warning in warnings:
+            self.context.log.warning(warning)
+        if warnings:
+            tags = RunResult(warnings=tuple(warnings)).to_tags()
+            self.context.instance.add_run_tags(self.context.run.run_id, tags)
+
     def observe(self, name: str, outcome: str, metadata: Mapping[str, Any]) -> None:
         """Record an observation of the topology's asset."""
         self.context.log_event(
@@ -250,6 +263,7 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
         handle=handle,
         allow_degraded=run.config.allow_degraded,
     )
+    run.warn(report.warnings)
     began = run.ops.monotonic()
     gap: dict[str, Any] = {}
     if report.drain_secs and _await_workers(run.ops, report, "updated"):
@@ -310,6 +324,7 @@ def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
     request = run.operate(
         selection, handle=handle, token=token, allow_degraded=config.allow_degraded
     )
+    run.warn(request.warnings)
     run.context.log.info(f"the upgrade of {request.topology_id} is {request.outcome}")
     return _watch(run, request)
 

@@ -183,6 +183,35 @@ class EventLogDocument(BaseModel, extra="forbid"):
     declared: bool
 
 
+class ChangeRow(BaseModel):
+    """A change of a topology.
+
+    ``moved`` is a number of tasks, ``outage_secs`` the silence before a healing, ``run`` the id of
+    a Dagster run; it is empty if nimbus made the change.
+    """
+
+    at_secs: Natural
+    action: str
+    why: str
+    moved: Natural
+    outage_secs: Natural
+    run: str
+
+
+class FailedUpgradeDocument(BaseModel):
+    """The newest gray upgrade, which a failure rolled back.
+
+    ``worker`` (``host:port``), ``log`` (URL) and ``ended_secs`` are empty or 0 if they are not
+    known.
+    """
+
+    code: str
+    reason: str
+    worker: str
+    log: str
+    ended_secs: Natural
+
+
 class ShowDocument(BaseModel):
     """One topology with its tasks, workers, statistics and errors.
 
@@ -202,6 +231,8 @@ class ShowDocument(BaseModel):
     tasks: list[ShowTask]
     components: dict[str, ShowComponent]
     errors: list[ShowError]
+    history: list[ChangeRow]
+    failed_upgrade: FailedUpgradeDocument | None
     events: EventLogDocument | None
     healing_pause: str = absent_field()
 

@@ -40,12 +40,11 @@ from storm_dagster.operations.context import OperationsContext, load_runnable, t
 from storm_dagster.operations.live.worker_requests import WorkerLinks
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import (
-    awaited_systems,
     explain_document,
     problems,
+    reasons_of_tasks,
     slow_call_problems,
     state_problems,
-    window_reasons,
 )
 from storm_dagster.operations.read.under_way import OperationStatus, operations_under_way
 from storm_dagster.operations.submit.open_tokens import OpenOperations, StartingTopology
@@ -404,8 +403,7 @@ class ClusterReader:
         runnable = self.runnable(topology.id)
         snapshot = self.snapshot(topology.id)
         explained = explain_document(view, topology, runnable, document, snapshot.down, task)
-        windows = window_reasons(snapshot)
-        return {**explained, "windows": windows, "awaits": awaited_systems(snapshot)}
+        return {**explained, **reasons_of_tasks(snapshot)}
 
     def cluster(self) -> dict[str, Any]:
         """Nimbuses, supervisors, and the state of healing."""

@@ -5,6 +5,7 @@ validated, stored, replicated and planned; then one transaction ends the former 
 successor. There is never a moment without the topology.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +20,7 @@ from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_worker
-from storm_dagster.operations.results import LifecycleResult
+from storm_dagster.operations.results import ConfResult, LifecycleResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
@@ -118,13 +119,17 @@ def update(
     """
     replaced = _target(ctx, token, name)
 
+    warnings: tuple[str, ...] = ()
+
     def attempt() -> LifecycleResult:
-        nonlocal replaced
+        nonlocal replaced, warnings
         if not _is_published(ctx, token):
             old = topology_by_name(ctx.cluster.load_view(), replaced)
             replaced = old.id
-            _stage(ctx, old, token=token, handle=handle, allow_degraded=allow_degraded)
-        return _replace(ctx, token)
+            staged = _stage(ctx, old, token=token, handle=handle, allow_degraded=allow_degraded)
+            # A later attempt may find the staged parts alone, which are not checked again.
+            warnings = staged.warnings or warnings
+        return dataclasses.replace(_replace(ctx, token), warnings=warnings)
 
     return run_stage(ctx, token, attempt)
 
@@ -147,10 +152,10 @@ def _stage(
     token: str,
     handle: str | None,
     allow_degraded: bool,
-) -> None:
+) -> ConfResult:
     """Check, store and place the successor of ``old``, which is not touched."""
     check_replaceable(old)
-    submission.stage_conf(
+    staged = submission.stage_conf(
         ctx,
         name=old.base.name,
         token=token,
@@ -164,6 +169,7 @@ def _stage(
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
     check_uploaded_archive(ctx, record.archive, spec, total_conf(ctx.values(), conf))
+    return staged
 
 
 def _is_published(ctx: OperationsContext, token: str) -> bool:

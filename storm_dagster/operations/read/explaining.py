@@ -95,6 +95,16 @@ def slow_call_problems(errors: Iterable[tuple[str, TaskError]], now_secs: int) -
     return sentences
 
 
+def reasons_of_tasks(snapshot: TopologySnapshot) -> dict[str, Any]:
+    """What ``explain`` says beside the placement: windows, systems, and a failed upgrade."""
+    failed = snapshot.failed_upgrade
+    return {
+        "windows": window_reasons(snapshot),
+        "awaits": awaited_systems(snapshot),
+        "failed_upgrade": None if failed is None else failed.to_document(),
+    }
+
+
 def window_reasons(snapshot: TopologySnapshot) -> dict[str, str]:
     """Task -> reason why its next window is not due, as the tasks of windowed bolts report it."""
     reasons: dict[str, str] = {}

@@ -73,6 +73,7 @@ def show_document(topology: TopologySnapshot) -> dict[str, Any]:
     the last ten minutes.
     """
     workers = sorted(topology.workers, key=lambda worker: (worker.host, worker.node, worker.port))
+    failed = topology.failed_upgrade
     return {
         "id": topology.id,
         "name": topology.name,
@@ -85,6 +86,8 @@ def show_document(topology: TopologySnapshot) -> dict[str, Any]:
         },
         "errors": [_error_document(component, error) for component, error in topology.errors],
         "back_pressure": topology.back_pressure,
+        "history": [change.model_dump(exclude={"v"}) for change in topology.changes],
+        "failed_upgrade": None if failed is None else failed.to_document(),
     }
 
 

@@ -2,6 +2,7 @@
 
 from urllib.parse import quote
 
+from storm_dagster.core.snapshot.upgrades import worker_log
 from storm_dagster.core.snapshot.windows import ALL_TIME
 from storm_dagster.model.view import ClusterView
 
@@ -65,8 +66,7 @@ class Links:
             base = self._supervisors.get(node)
         if not base or not port:
             return ""
-        file = quote(f"{topology_id}/{port}/worker.log", safe="")
-        return f"{base}/api/v1/log?file={file}"
+        return worker_log(base, topology_id, port)
 
     def base(self, host: str) -> str:
         """The HTTP service of a supervisor on a host; empty if unknown."""
