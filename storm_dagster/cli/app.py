@@ -69,9 +69,9 @@ VERBS: dict[str, ListedVerb] = {
     "plan": ListedVerb("read_commands", "Plan a placement without a cluster"),
     "conf": ListedVerb("read_commands", "The cluster conf and where each value comes from"),
     "errors": ListedVerb("read_commands", "Errors of a topology's tasks"),
-    "state": ListedVerb("read_commands", "State of a stateful bolt, key by key"),
+    "state": ListedVerb("paged_verbs", "State of a stateful bolt, key by key"),
     "dead-letters": ListedVerb(
-        "read_commands", "Tuples that failed too often: list, export, replay, delete"
+        "paged_verbs", "Tuples that failed too often: list, export, replay, delete"
     ),
     "logs": ListedVerb("log_verbs", "Logs of a topology's workers"),
     "tail": ListedVerb("log_verbs", "Follow all logs of a local cluster"),

@@ -1,5 +1,6 @@
 """Output of a verb: a JSON document or tables, and progress."""
 
+import datetime
 import json
 import re
 import sys
@@ -315,3 +316,11 @@ class Steps:
                     last_line = now
                     self._print_title()
                     click.echo(f"  ... {self._running_steps()}", err=True)
+
+
+def utc_time(secs: float) -> str:
+    """ISO form of epoch seconds, in UTC; ``?`` for a time beyond the calendar."""
+    try:
+        return datetime.datetime.fromtimestamp(secs, datetime.timezone.utc).isoformat()
+    except (OverflowError, ValueError, OSError):
+        return "?"  # A worker writes the times of its errors and dead letters.

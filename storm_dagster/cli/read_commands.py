@@ -1,12 +1,10 @@
-"""Verbs that show a cluster or a topology, and ``dead-letters``."""
+"""Verbs that show a cluster or a topology."""
 
-import datetime
-import json
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -23,14 +21,13 @@ from storm_dagster.cli.output import (
     print_operations,
     print_table,
     row_for_table,
+    utc_time,
 )
 from storm_dagster.client.waiting import list_operations
 from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.event_log import event_log_text
 from storm_dagster.model.operation_text import operation_text
-
-_after_option = click.option("--after", metavar="TASK:N", help="Continue after an earlier page.")
 
 
 @verb("conf")
@@ -105,14 +102,6 @@ def list_topologies(invocation: Invocation) -> None:
         click.echo(plain(paused))
 
 
-def _utc_time(secs: float) -> str:
-    """ISO form of epoch seconds, in UTC; ``?`` for a time beyond the calendar."""
-    try:
-        return datetime.datetime.fromtimestamp(secs, datetime.timezone.utc).isoformat()
-    except (OverflowError, ValueError, OSError):
-        return "?"  # A worker writes the times of its errors and dead letters.
-
-
 @verb("errors")
 @click.argument("name")
 def errors(invocation: Invocation, name: str) -> None:
@@ -128,7 +117,7 @@ def errors(invocation: Invocation, name: str) -> None:
     for row in rows:
         times = f", {row['count']} times" if row.get("count", 1) > 1 else ""
         task = f"{row['component']}[{row['task']}] on {row['host']}:{row['port']}"
-        click.echo(plain(f"{_utc_time(row['time'])}  {task}{times}"))
+        click.echo(plain(f"{utc_time(row['time'])}  {task}{times}"))
         for line in str(row["error"]).rstrip().splitlines():
             click.echo(plain(f"    {line}"))
 
@@ -202,192 +191,6 @@ def _placement_row(document: dict[str, Any], number: str) -> tuple[Any, ...]:
         return number, component, slot, "waiting", reason
     reason = document.get("reasons", {}).get(number, "")
     return number, component, slot, "placed", reason
-
-
-@verb("state")
-@click.argument("name")
-@click.argument("component")
-@click.argument("key", required=False)
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=100,
-    show_default=True,
-    help="Largest number of entries.",
-)
-@_after_option
-def state(
-    invocation: Invocation,
-    name: str,
-    component: str,
-    key: str | None,
-    limit: int,
-    after: str | None,
-) -> None:
-    """Read the current state of stateful bolt COMPONENT of topology NAME.
-
-    With KEY only that entry. KEY is a string, or JSON for keys that are numbers or lists.
-    """
-    query = _without_nulls({"key": key, "limit": limit, "after": after})
-    with invocation.nimbus() as nimbus:
-        document = nimbus.get(f"/v1/topologies/{name}/state/{quote(component, safe='')}", **query)
-    if invocation.json:
-        print_json(document)
-        return
-    rows: list[tuple[object, ...]] = []
-    for entry in document["entries"]:
-        value = entry.get("shown") or json.dumps(entry["value"])
-        rows.append((entry["task"], json.dumps(entry["key"]), value))
-    print_table("", "task key value", rows)
-    if not document["entries"]:
-        click.echo(f"{document['id']} has no state {'for that key ' if key else ''}in {component}")
-    if document["next"]:
-        notify(f"more: --after {document['next']}")
-
-
-def _without_nulls(query: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in query.items() if value is not None}
-
-
-@verb("dead-letters")
-@click.argument("name")
-@click.option("--component", metavar="SPOUT", help="Only those of one spout.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=100,
-    show_default=True,
-    help="Largest number of dead letters.",
-)
-@_after_option
-@click.option(
-    "--replay",
-    is_flag=True,
-    help="Emit all of them a second time, for example after a bug is fixed.",
-)
-@click.option(
-    "--export",
-    type=click.File("w", encoding="utf-8", lazy=True),
-    help="Write all of them as lines of JSON.",
-)
-@click.option(
-    "--delete",
-    is_flag=True,
-    help="Delete them for good: export them first. It needs --older-than or --all.",
-)
-@click.option(
-    "--older-than",
-    type=click.IntRange(1),
-    metavar="SECS",
-    help="Delete those whose last failure is so long ago.",
-)
-@click.option("--all", "all_letters", is_flag=True, help="Delete all.")
-def dead_letters(
-    invocation: Invocation,
-    name: str,
-    component: str | None,
-    limit: int,
-    after: str | None,
-    replay: bool,
-    export: TextIO | None,
-    delete: bool,
-    older_than: int | None,
-    all_letters: bool,
-) -> None:
-    """List the dead letters of topology NAME.
-
-    These are tuples that failed too often, each with its last error.
-    """
-    if replay and export is not None:
-        raise InvalidRequest("--replay and --export exclude each other: export first")
-    if delete and (replay or export is not None):
-        raise InvalidRequest("--delete excludes --replay and --export: export first")
-    has_age = older_than is not None
-    if delete != (has_age or all_letters) or (has_age and all_letters):
-        raise InvalidRequest(
-            "--delete needs either --older-than SECS or --all, which no other request takes"
-        )
-    path = f"/v1/topologies/{name}/dead-letters"
-    method = "GET"
-    older_secs: str | None = None
-    if replay:
-        path = f"{path}/replay"
-        method = "POST"
-    if delete:
-        path = f"{path}/delete"
-        method = "POST"
-        older_secs = str(older_than or 0)
-    # They take all dead letters, and not one page.
-    is_whole = replay or delete or export is not None
-    page_size = 1000 if is_whole else limit
-    letters: list[dict[str, Any]] = []
-    with invocation.nimbus() as nimbus:
-        while True:
-            query = {
-                "component": component,
-                "limit": str(page_size),
-                "after": after,
-                "older_secs": older_secs,
-            }
-            document = nimbus.request(method, path, params=_without_nulls(query)).json()
-            letters += document["letters"]
-            after = document["next"]
-            if after is None or not is_whole:
-                break
-    topology_id = document["id"]
-    if export is not None:
-        export.writelines(json.dumps(letter) + "\n" for letter in letters)
-        result = {"id": topology_id, "exported": len(letters)}
-        text = f"{len(letters)} dead letters of {topology_id} exported"
-        print_line(invocation.json, result, text)
-        return
-    if replay:
-        result = {"id": topology_id, "replayed": len(letters)}
-        text = f"{len(letters)} dead letters of {topology_id} are emitted again"
-        print_line(invocation.json, result, text)
-        return
-    if delete:
-        result = {"id": topology_id, "deleted": len(letters)}
-        print_line(
-            invocation.json, result, f"{len(letters)} dead letters of {topology_id} are deleted"
-        )
-        return
-    if invocation.json:
-        print_json(document)
-        return
-    columns = [
-        "spout",
-        "task",
-        "number",
-        "tries",
-        "last",
-        "failed in=in",
-        "error",
-        "values",
-        "replayed",
-    ]
-    print_table("", columns, map(_letter_row, letters))
-    if not letters:
-        click.echo(f"{topology_id} has no dead letters")
-    if document["next"]:
-        notify(f"more: --after {document['next']}")
-
-
-def _letter_row(letter: dict[str, Any]) -> dict[str, Any]:
-    """A dead letter with the cells of its table."""
-    failed_in = None
-    if letter["component"]:
-        failed_in = f"{letter['component']}[{letter['failed_task']}]"
-    replayed = None
-    if letter.get("replayed_ms") is not None:
-        replayed = _utc_time(letter["replayed_ms"] // 1000)
-    return {
-        **letter,
-        "last": _utc_time(letter["last_ms"] // 1000),
-        "in": failed_in,
-        "values": json.dumps(letter["values"])[:60],
-        "replayed": replayed,
-    }
 
 
 def _show_placements(document: dict[str, Any]) -> None:
@@ -500,7 +303,7 @@ def _print_history(document: dict[str, Any]) -> None:
         parts = [change["why"]] if change["why"] else []
         if change["moved"]:
             parts.append(f"{change['moved']} tasks moved")
-        rows.append((_utc_time(change["at_secs"]), change["action"], ", ".join(parts)))
+        rows.append((utc_time(change["at_secs"]), change["action"], ", ".join(parts)))
     if rows:
         print_table("changes, newest first (UTC)", "when what why", rows)
 
@@ -546,8 +349,6 @@ COMMANDS: Mapping[str, click.Command] = {
     "plan": plan,
     "conf": conf,
     "errors": errors,
-    "state": state,
-    "dead-letters": dead_letters,
     "supervisors": supervisors,
     "nimbuses": nimbuses,
 }
