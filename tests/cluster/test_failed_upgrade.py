@@ -1,5 +1,6 @@
-"""An upgrade whose bolt raises in ``initialize``: nimbus and a supervisor with real workers, without
-Dagster. It is rolled back, says why, and leaves the topology as it was.
+"""An upgrade whose bolt raises in ``initialize``, on daemons with real workers, without Dagster.
+
+It is rolled back, says why, and leaves the topology as it was.
 """
 
 from __future__ import annotations
