@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from storm_dagster.cli.options import Invocation
-from storm_dagster.cli.read_commands import dead_letters
+from storm_dagster.cli.paged_verbs import dead_letters
 
 
 def letter(number: int, **more: Any) -> dict[str, Any]:

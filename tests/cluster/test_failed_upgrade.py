@@ -1,4 +1,4 @@
-"""An upgrade whose bolt raises in ``initialize``, on real daemons without Dagster.
+"""An upgrade whose bolt raises in ``initialize``, on daemons with real workers, without Dagster.
 
 It is rolled back, says why, and leaves the topology as it was.
 """
