@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from storm_dagster.core.scheduling.free_slots import confined_to, slots_beyond
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import SupervisorSlots
 from storm_dagster.model.slot import Slot
@@ -114,23 +115,6 @@ class UsableSlots:
         """Number of workers that it may get in addition."""
         count = slots_beyond(len(self.free), self.reserve)
         return count if self.more_workers is None else min(count, self.more_workers)
-
-
-def slots_beyond(free: int, reserve: int) -> int:
-    """The free slots that a topology may take if ``reserve`` slots must stay free."""
-    return max(0, free - max(0, reserve))
-
-
-def confined_to(hosts: Mapping[str, str], isolation: Collection[str]) -> list[str] | None:
-    """Supervisors that a topology with this isolation is confined to, by id.
-
-    ``hosts`` maps each supervisor that may get its work to its host. ``None`` if it is confined to
-    no host: it has no isolation, or no supervisor on these hosts may get work.
-    """
-    if not isolation:
-        return None
-    machines = set(isolation)
-    return sorted(node for node, host in hosts.items() if host in machines) or None
 
 
 def hosts_closed_to(

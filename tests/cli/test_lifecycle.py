@@ -270,7 +270,8 @@ def test_submit_waits_until_all_tasks_run(cluster: LocalCluster) -> None:
     done = eventually(
         lambda: cluster.cli("submit", *command), 300, "the first submission", ignore=(Unavailable,)
     )
-    assert set(done) == {"id", "name", "status", "run_id", "seconds"}
+    kept = {"id", "name", "status", "run_id", "seconds"}
+    assert set(done) == kept | {"outcome", "moved", "summary", "warnings"}
     assert done["name"] == "wc" and done["status"] == "ACTIVE" and done["id"].startswith("wc-")
     shown = cluster.cli("show", "wc")
     assert shown["id"] == done["id"] and len(shown["workers"]) == 3, (

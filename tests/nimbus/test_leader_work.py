@@ -534,9 +534,11 @@ def test_what_the_leader_executes_is_an_asset_event_and_no_run(
     for verb, status in (("deactivate", "INACTIVE"), ("activate", "ACTIVE"), ("kill", "KILLED")):
         answer = post(with_dagster, f"/v1/topologies/noted/{verb}")
         assert answer.status_code == 202
-        assert answer.json() == {
-            "run_id": None, "id": "noted-1-100", "name": "noted", "status": status
+        document = answer.json()
+        assert document == {
+            **document, "run_id": None, "id": "noted-1-100", "name": "noted", "status": status
         }  # fmt: skip
+        assert (document["outcome"], document["moved"]) == ("changed", 0)
     # Killed again with no delay: it is removed at once, but not before the answer.
     killed = post(with_dagster, "/v1/topologies/noted/kill", {"wait_secs": 0}).json()
     assert killed["status"] == "KILLED"

@@ -410,7 +410,7 @@ def test_a_disk_that_became_read_only_is_noticed_and_ends_nothing(
         id="s1",
         _folder=tmp_path,
         _home=tmp_path,
-        _full=False,
+        _disk_problem="",
         _wake=threading.Event(),
         _housekeeper=keeper,
     )
@@ -423,9 +423,9 @@ def test_a_disk_that_became_read_only_is_noticed_and_ends_nothing(
             patch.setattr(Path, name, read_only)
         Supervisor._probe(supervisor)
         Supervisor._clean(supervisor, live, True)
-    assert supervisor._full and supervisor._wake.is_set()
+    assert supervisor._disk_problem and supervisor._wake.is_set()
     Supervisor._probe(supervisor)
-    assert not supervisor._full
+    assert not supervisor._disk_problem
 
 
 def test_an_id_is_one_that_can_name_a_folder(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from storm_dagster.core.scheduling.free_slots import confined_to, slots_beyond
 from storm_dagster.core.scheduling.requested_workers import SlotRequest
 from storm_dagster.core.scheduling.reuse import Saving
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
-from storm_dagster.core.usable_slots import confined_to, slots_beyond
 from storm_dagster.model.placement_reasons import (
     Reason,
     Refusal,
