@@ -22,6 +22,7 @@ from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.continuing import MAX_CONTINUATIONS, run_stage
 from storm_dagster.operations.submit.staging import read_record, read_token
 from storm_rigs.operations.acting import finish_submission, submit
+from storm_rigs.operations.lagging import LaggingCluster
 from storm_rigs.stage.records import Crash, World
 
 pytestmark = pytest.mark.zookeeper
@@ -304,6 +305,19 @@ def test_the_third_change_of_the_leader_ends_a_stage(world: World) -> None:
     assert world.epoch() == stored[0].epoch + 1
     assert world.find() is None
     assert MAX_CONTINUATIONS == 2
+
+
+def test_a_server_that_is_behind_does_not_end_a_stage(world: World) -> None:
+    """It still has the epoch that is over."""
+    staged(world, world.context(run="run-1"))
+    lagging = LaggingCluster(world.cluster)
+
+    def change_leader() -> None:
+        world.lead()
+        lagging.state.lags = True
+
+    publish(world.context(cluster=lagging, run="run-1", checkpoint=at_step(0, change_leader)))
+    assert world.named().assignment is not None
 
 
 def test_a_deposed_leader_does_not_continue(world: World) -> None:

@@ -64,6 +64,8 @@ def over_leaders(
 
 def _follow_leader(ctx: OperationsContext) -> int:
     """The current epoch, which the later writes of the blob store carry as well."""
+    # The server of this session may be behind the one that ended the former epoch.
+    ctx.cluster.state.sync_path(paths.EPOCH)
     epoch = ctx.current_epoch()
     if isinstance(ctx.blobs, EpochStore):
         ctx.blobs.follow_epoch(epoch)
