@@ -101,7 +101,7 @@ def _read_problems(nimbus: NimbusClient) -> dict[str, Any]:
 
 
 def _problems(document: Mapping[str, Any], asked_at: float) -> Iterator[HealthResult]:
-    """Yield the problems of hosts and topologies, and what was left out."""
+    """Yield the problems of hosts and topologies, and a line for each part that was left out."""
     now = document.get("now_secs")
     if now is not None:
         ahead_secs = _ahead_of(float(now), asked_at, time.time())

@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 def check_room(folder: Path) -> None:
     """Check that ZooKeeper can write its data below the folder; :class:`Unavailable` if not.
 
-    It acknowledges nothing that is not on its disk, so that without room it could serve nothing.
+    It acknowledges only writes that are on its disk, so that without room it cannot serve.
     """
     error = _folder_error(folder)
     if error is not None:

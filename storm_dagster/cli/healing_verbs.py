@@ -28,7 +28,7 @@ def pause(invocation: Invocation, secs: int) -> None:
 
     Neither Dagster's sensor nor the leader moves a task then. Supervisors still restart workers in
     place, and a rebalance that you ask for moves tasks. The pause ends after SECS, or by
-    resume-healing; what is dead then is healed at once. Another call replaces the pause.
+    resume-healing; tasks that are dead then are healed at once. Another call replaces the pause.
     """
     with invocation.nimbus() as nimbus:
         if invocation.dry_run:
@@ -46,7 +46,7 @@ def pause(invocation: Invocation, secs: int) -> None:
 @verb("resume-healing")
 @click.option("--dry-run", is_flag=True, help="Show the effect without changing anything.")
 def resume(invocation: Invocation) -> None:
-    """End the pause of healing: what is dead is healed at once."""
+    """End the pause of healing: dead tasks are healed at once."""
     with invocation.nimbus() as nimbus:
         if invocation.dry_run:
             healing = nimbus.get("/v1/cluster").get("healing") or {}

@@ -26,7 +26,7 @@ _NOT_READ = (
 
 
 def check_by_zookeeper(conf: ClusterConf) -> Iterator[HealthResult]:
-    """Yield what the records say that this user may read, and what was not looked at."""
+    """Yield results of the records that this user may read, and a line for each other part."""
     if not _is_reachable(conf):
         text = "not looked at: supervisors and topologies (no server of storm.zookeeper.servers)"
         yield "warning", text, "start ZooKeeper, or name it in storm.zookeeper.servers"

@@ -34,7 +34,7 @@ class ClusterProblem(NamedTuple):
 def disk_severity(free_mb: int | None) -> Severity | None:
     """Severity of a disk with so much free room, in MiB.
 
-    ``None`` if it has enough, or if its room is not known.
+    ``None`` if it has room enough, or if its room is not known.
     """
     if free_mb is None or free_mb >= NEARLY_FULL_MB:
         return None

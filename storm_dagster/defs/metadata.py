@@ -313,7 +313,7 @@ def running_metadata(
 ) -> dict[str, Any]:
     """Stage 4 of a topology that runs: the assignment in force, which a rebalance may have made.
 
-    The stage plans nothing then.
+    The stage makes no plan then.
     """
     return {
         **fields_of(report, "topology_id"),

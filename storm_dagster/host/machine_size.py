@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MACHINE = "the machine"
-"""Source of a size that nothing limits."""
+"""Source of a size without a limit."""
 _ROOT = Path("/")
 
 

@@ -81,7 +81,7 @@ class Probes:
         responses={200: ProbeDocument, 503: ProbeDocument},
     )
     async def readiness(self, request: Request) -> Response:
-        """Answer to the probe of readiness; what is not live is not ready."""
+        """Answer to the probe of readiness; a daemon that is not live is not ready."""
         return probe_response([*self._live(), *self._ready()])
 
 

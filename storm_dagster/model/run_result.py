@@ -35,7 +35,7 @@ class RunResult:
     """Warnings about the submitted conf, such as keys without an effect."""
 
     def to_tags(self) -> dict[str, str]:
-        """The run tags; what is not known has none."""
+        """The run tags; fields that are not known have none."""
         tags: dict[str, str] = {}
         if self.outcome is not None:
             tags[OUTCOME_TAG] = self.outcome

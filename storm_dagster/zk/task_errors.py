@@ -139,8 +139,8 @@ class TaskErrors:
     def _read_errors(self, folder: str) -> tuple[list[str], list[_StoredError]]:
         """The newest errors of a component, by sequence number, and the names of older ones.
 
-        The names are of errors beyond ``_MAX_READ_ERRORS``, the oldest first: whatever is in the
-        folder, a report reads no more.
+        The names are of errors beyond ``_MAX_READ_ERRORS``, the oldest first: a report never reads
+        more.
         """
         all_names = sorted(self.state.find_children(folder) or (), key=_sequence)
         unread_names = all_names[:-_MAX_READ_ERRORS]

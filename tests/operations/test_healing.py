@@ -97,6 +97,30 @@ def test_a_lost_host_is_placed_elsewhere_at_once(world: World) -> None:
     assert observer.poll().causes == ()
 
 
+@pytest.mark.parametrize("changes", [1, 2])
+def test_a_run_heals_also_if_the_leader_changes_before_its_commit(
+    world: World, changes: int
+) -> None:
+    """A host and the leader are lost together: the run is one, and needs no second one."""
+    topology_id, observer = started(world)
+    (lost,) = [
+        worker for worker in assignment_of(world, topology_id).workers if worker.node == "s2"
+    ]
+    world.cluster.state.delete_node(paths.supervisor("s2"))
+    world.stop_worker(topology_id, "s2", lost.port)
+    causes = observer.poll().causes
+    left = [changes]
+
+    def change_leader(point: str) -> None:
+        if point == "before.reassign" and left[0]:
+            left[0] -= 1
+            world.lead()
+
+    (report,) = reassign(world.context(checkpoint=change_leader), causes)
+    assert (report.status, report.moved) == ("assigned", len(lost.ids))
+    assert {worker.node for worker in assignment_of(world, topology_id).workers} == {"s1"}
+
+
 def test_a_worker_that_crashed_is_its_supervisors_business_until_the_limit(world: World) -> None:
     topology_id, observer = started(world)
     worker = assignment_of(world, topology_id).workers[0]

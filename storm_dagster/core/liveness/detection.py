@@ -532,7 +532,7 @@ class _TopologyCheck:
         """
         node = worker.node if worker else ""
         if self._check.view.drains(node) and node not in self._check.silent:
-            return  # The leader moves its tasks; what is left is a lost host when it has ended.
+            return  # The leader moves its tasks; tasks that stay until its end are of a lost host.
         self._check.causes.append(
             Cause(
                 topology_id=self._topology.id,

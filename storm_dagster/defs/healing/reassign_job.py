@@ -90,7 +90,7 @@ def reassign_topologies(
     """
     with operations(context, handles) as ops:
         causes = [Cause.from_json(document) for document in config.causes]
-        # Without causes an operator has launched the run: a pause is for what is automatic.
+        # Without causes an operator has launched the run: a pause is for automatic healing.
         is_by_hand = not causes
         if is_by_hand:
             causes = _causes_now(ops)

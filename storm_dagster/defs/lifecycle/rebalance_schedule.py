@@ -78,7 +78,7 @@ def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> 
 def _still_steady(
     zookeeper: ZooKeeperResource, blobstore: BlobStoreResource, name: str
 ) -> str | None:
-    """Reason why the topology must not be rebalanced any more; ``None`` if it may be."""
+    """Reason why the topology must no longer be rebalanced; ``None`` if it may be."""
     with _operations(zookeeper, blobstore) as ops:
         report = rebalance(ops, name, dry_run=True, scheduled=True)
     return report.reason or None

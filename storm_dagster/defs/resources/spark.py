@@ -60,7 +60,7 @@ class SparkResource(ClusterHandle):
     def planner(self, cluster: StormClusterState) -> Planner:
         """The PySpark assignment over the pinned session; connects at its first call.
 
-        A placement waits while `dev` starts the server, also one that is lost meanwhile; healing
+        A placement waits while `dev` starts the server, also if it is lost during the wait; healing
         does not wait.
 
         The call raises :class:`Unavailable` if Spark is unreachable; the caller decides what to do

@@ -27,7 +27,7 @@ class LeaderDrains(LeaderRounds):
     """Move of the tasks on hosts that drain.
 
     The record of a supervisor asks for it, so that the next leader continues where a lost one
-    stopped, and a supervisor that starts again has nothing to undo. It runs in a separate thread,
+    stopped, and a restarted supervisor has no entry to undo. It runs in a separate thread,
     and so does each move: a move waits for the tuples under way.
     """
 

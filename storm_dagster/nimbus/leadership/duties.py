@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 MAX_BACKSTOP_SECS = 20.0
 """Longest time that the leader gives a sensor or a run.
 
-With it a lost host is healed within its session and 30 s, whatever Dagster does. A conf of an
+With it a lost host is healed within its session and 30 s, also without Dagster. A conf of an
 earlier release may name more (``docs/decisions.md#healing-sensor``).
 """
 _TICK_SECS = 1.0

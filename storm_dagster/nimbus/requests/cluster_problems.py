@@ -29,8 +29,8 @@ _LIMIT = 50
 """Topologies with problems in a page by default."""
 _MAX_LIMIT = 500
 _REASONS_SECS = 2.0
-"""Time for the reasons why tasks do not run, and for what is read of other topologies. A page is
-also complete without them: it says what it did not look at.
+"""Time for the reasons why tasks do not run, and for the reads of other topologies. A page is also
+complete without them: it names the parts that it did not look at.
 """
 _HEALTH_SECS = 1.0
 """Longest wait for the other nimbuses, which are asked at the same time."""

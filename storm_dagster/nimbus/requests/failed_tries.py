@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 def cancel_upload(nimbus: Nimbus, handle: str) -> None:
     """Drop an upload with its parts, and all that a failed run has staged of it.
 
-    What a run under way has staged stays, and so does what was published. Parts that cannot be
-    deleted now are left to the cleaner. Raises the errors of ``Uploads.cancel``.
+    Parts that a run under way has staged stay, and so does a published topology. Parts that cannot
+    be deleted now are left to the cleaner. Raises the errors of ``Uploads.cancel``.
     """
     epoch = nimbus.status.require()
     nimbus.uploads.cancel(handle)

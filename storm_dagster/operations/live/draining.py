@@ -102,6 +102,6 @@ def _resume(ctx: OperationsContext, topology_id: str) -> None:
     try:
         finish_activation(ctx, topology_id, ctx.current_epoch())
     except NotAlive:
-        pass  # It was killed meanwhile.
+        pass  # It was killed during the move.
     except StormDagsterError as error:
         ctx.log.warning("%s is activated later: %s", topology_id, error.message)

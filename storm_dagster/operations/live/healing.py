@@ -26,6 +26,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
+from storm_dagster.operations.submit.continuing import over_leaders
 from storm_dagster.operations.submit.publishing import write_reasons
 from storm_dagster.operations.transactions import (
     ReplyLost,
@@ -50,8 +51,9 @@ def reassign(
 
     One result and one transaction per topology, in topology id order; empty without causes. A cause
     of an older assignment is ``void``, and so is one whose worker came back. An unchanged placement
-    is not written. Each topology fails alone (``failed``, with the reason); only :class:`Fenced`
-    ends the whole call. PySpark plans; if it is unreachable the local planner does, and the result
+    is not written. If the leader changes, the topology is planned once more under the next one; a
+    leader's own call ends with :class:`Fenced`. Each topology fails alone with any other error
+    (``failed``, with the reason). PySpark plans; if it is unreachable the local planner does, and the result
     names it. While operators have paused healing each topology is ``paused``, unless an operator
     asks (``despite_pause``).
     """
@@ -59,10 +61,23 @@ def reassign(
     if not by_topology:
         return []
     epoch = ctx.current_epoch()
+
+    def follow(next_epoch: int) -> None:
+        """Continue under the next leader: each attempt plans on the current view."""
+        nonlocal epoch
+        epoch = next_epoch
+
+    def reassign_one(topology_id: str, own_causes: list[Cause]) -> ReassignResult:
+        return over_leaders(
+            ctx,
+            lambda: _reassign_topology(ctx, epoch, topology_id, own_causes, despite_pause),
+            follow,
+        )
+
     reports: list[ReassignResult] = []
     for topology_id, own_causes in sorted(by_topology.items()):
         try:
-            reports.append(_reassign_topology(ctx, epoch, topology_id, own_causes, despite_pause))
+            reports.append(reassign_one(topology_id, own_causes))
         except Fenced:
             raise
         except StormDagsterError as error:

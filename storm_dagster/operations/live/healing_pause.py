@@ -1,6 +1,6 @@
 """Pause of healing: operators stop all reassignments of dead tasks for a while.
 
-Supervisors restart workers in place meanwhile, and rebalances that operators ask for move tasks.
+Supervisors still restart workers in place, and rebalances that operators ask for move tasks.
 """
 
 from storm_dagster.model import paths

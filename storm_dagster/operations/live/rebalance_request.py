@@ -23,7 +23,7 @@ class PendingRebalance(Record):
     reassign: bool = False
     """True if every task moves to a new slot."""
     avoid: tuple[str, ...] = ()
-    """Supervisors that get no more work. A leader of the release before does not read it."""
+    """Supervisors that get no new work. A leader of the release before does not read it."""
 
 
 def check_rebalance(

@@ -3,8 +3,8 @@
 See ``docs/decisions.md#fenced-writes``. A run keeps the epoch that it began with, so that its
 writes fail with ``Fenced`` once another nimbus leads. It then takes its operation over: one fenced
 transaction of the new epoch notes the run in the record of the operation, by compare and set, and
-checks that nothing was changed on which the operation is based. Of two runs the second ends with
-``Conflict``. After that the interrupted part is repeated in the new epoch.
+checks that the state on which the operation is based was not changed. Of two runs the second ends
+with ``Conflict``. After that the interrupted part is repeated in the new epoch.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Reports of a task on what it waits for."""
+"""Reports of a task on the system that it waits for."""
 
 from typing import Any, Protocol
 

@@ -322,8 +322,10 @@ class SimulatedSupervisor:
 
     def start(self) -> None:
         if self.process is not None and not self.process.dead:
-            if self._stop is not None and self._stop.is_set():
-                # It is about to end: whoever supervises it starts it then.
+            # A process that is about to end is started after its end, once for all faults that
+            # want it to run.
+            is_ending = self._stop is not None and self._stop.is_set()
+            if is_ending and self._start_soon not in self.process.at_end:
                 self.process.at_end.append(self._start_soon)
             return
         conf = self.cluster.conf(**{"storm.local.hostname": self.host.name})

@@ -23,7 +23,7 @@ class LaggingState:
 
 
 class LaggingCluster:
-    """The cluster state over a :class:`LaggingState`: while it lags, the epoch is the former one."""
+    """The cluster state over a :class:`LaggingState`; while it lags, it has the former epoch."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
