@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _ERROR_SECS = 60.0
 """Time in which the same error of the source is reported once."""
 _AWAITED_CALLS = frozenset(("_refresh", "read", "_ack_finished", "_commit"))
-"""Calls without which the spout cannot go on. They are repeated until they return."""
+"""Calls without which the spout cannot continue. They are repeated until they return."""
 _RETURNED = "returned"
 """Stands for the call of an outage that ``read`` returns instead of raising it."""
 
@@ -21,7 +21,7 @@ _RETURNED = "returned"
 class SourceErrors:
     """Reports of one spout on the errors of its source.
 
-    A source that cannot be read, or cannot store what is finished, is away until the same call
+    A source that cannot be read, or cannot store finished positions, is away until the same call
     returns. Used by the thread that runs the spout.
     """
 
@@ -73,7 +73,7 @@ class SourceErrors:
         self._spout.raise_exception(error)
 
     def _begin(self, call: str, error: Exception) -> None:
-        """Show what the spout waits for; each kind of error is reported once in an outage."""
+        """Show the wait for the system; each kind of error is reported once in an outage."""
         self._failing.add(call)
         cause = f"{type(error).__name__}: {error}"
         self._outages.tell(self._system, _kind(error), cause, lambda since: error)

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _MEASURE_SECS = 60.0
 """Interval between two measurements."""
 _RETRY_SECS = 5.0
-"""Pause before the next measurement while the leader's clock is not known."""
+"""Pause before the next measurement while the leader's clock was never read."""
 _ANSWER_SECS = 2.0
 """Longest wait for a nimbus, whose clock is compared."""
 
@@ -49,8 +49,8 @@ class HostFigures:
                     self.measure(http)
                 except Exception:
                     _log.exception("the figures of this host could not be measured")
-                known = self.clock_ahead_secs is not None
-                stop.wait(_MEASURE_SECS if known else _RETRY_SECS)
+                has_clock = self.clock_ahead_secs is not None
+                stop.wait(_MEASURE_SECS if has_clock else _RETRY_SECS)
 
     def measure(self, http: httpx.Client) -> None:
         """Measure the disk, and the clock against the first nimbus of the list that answers."""
