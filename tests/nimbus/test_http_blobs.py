@@ -12,6 +12,7 @@ import pytest
 
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.model.errors import Fenced
+from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.nimbus_thread import NimbusThread
@@ -49,6 +50,31 @@ def test_writes_of_another_epoch_are_fenced(nimbus: NimbusThread) -> None:
         with pytest.raises(Fenced):
             stale.delete("k")
         assert stale.read("k") == b"1"
+
+
+def test_a_client_sends_a_blob_again_if_the_leader_changes_while_it_is_stored(
+    stage: Stage, nimbus: NimbusThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run acts for its leader, and ends; an upload acts for no leader, and goes to the next."""
+    world = stage.world()
+    check_epoch = BlobRegistry.check_epoch
+    changes: list[int] = []
+
+    def depose_first(registry: BlobRegistry, epoch: int) -> None:
+        if not changes:
+            changes.append(world.lead("127.0.0.1:1"))
+        check_epoch(registry, epoch)
+
+    monkeypatch.setattr(BlobRegistry, "check_epoch", depose_first)
+    with NimbusBlobClient(nimbus.url) as client:
+        client.put("upload.h.conf", b"{}")
+        assert changes and client.read("upload.h.conf") == b"{}"
+    changes.clear()
+    with (
+        NimbusBlobClient(nimbus.url, epoch=nimbus.health()["epoch"]) as run,
+        pytest.raises(Fenced),
+    ):
+        run.put("upload.h.topology", b"{}")
 
 
 def test_parts_of_a_blob_are_served_with_the_hash_of_the_whole(http: httpx.Client) -> None:

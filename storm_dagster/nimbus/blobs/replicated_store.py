@@ -6,15 +6,15 @@ It combines the nimbus's own disk, the registrations in ZooKeeper, and the copie
 import copy
 import hashlib
 import logging
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from storm_dagster.blobstore import BlobMeta, LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.blobstore.store import no_such_blob
-from storm_dagster.model.errors import InvalidRequest, KeyNotFound
+from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.nimbus.blobs.live_code import check_removable, check_replaceable
 from storm_dagster.nimbus.blobs.registry import BlobRegistry, is_registered_kind
 from storm_dagster.nimbus.blobs.replication import Replicator
@@ -41,6 +41,22 @@ class WriteTerms:
     """
     allow_degraded: bool = False
     """True if fewer copies are enough while fewer nimbuses are alive."""
+
+
+@contextmanager
+def _let_client_retry(terms: WriteTerms) -> Iterator[None]:
+    """Let the client of a write retry it if this nimbus is deposed during the write.
+
+    A write of a run, which acts for an epoch, ends with :class:`Fenced`. A client, such as one that
+    uploads, acts for no epoch: for it the write is :class:`Unavailable`, which clients retry at the
+    next leader. A repeated write of the same content has no further effect.
+    """
+    try:
+        yield
+    except Fenced as error:
+        if terms.epoch is not None:
+            raise
+        raise Unavailable(error.message) from error
 
 
 class NimbusBlobStore:
@@ -149,10 +165,11 @@ class NimbusBlobStore:
         """
         epoch = self._status.require(terms.epoch)
         self._check_replaceable(key, sha256)
-        with self.changes.hold(key):
-            meta = self.base.adopt(key, path, sha256)
-            self._register(meta, epoch)
-        return meta, self._copy(meta, epoch, terms)
+        with _let_client_retry(terms):
+            with self.changes.hold(key):
+                meta = self.base.adopt(key, path, sha256)
+                self._register(meta, epoch)
+            return meta, self._copy(meta, epoch, terms)
 
     def put_content(self, key: str, sha256: str, terms: WriteTerms) -> tuple[BlobMeta, int] | None:
         """Store content that is here already under ``key``; ``None`` if it is not here.
@@ -160,6 +177,18 @@ class NimbusBlobStore:
         Returns the blob and the number of nimbuses that hold it. :class:`Conflict` for other code
         of a live topology.
         """
+        with _let_client_retry(terms):
+            return self._put_content(key, sha256, terms)
+
+    def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
+        """Store content that is here already; as :meth:`put_content`, for operations."""
+        stored = self._put_content(key, sha256, self._terms)
+        if stored is None:
+            return None
+        meta, _ = stored
+        return meta
+
+    def _put_content(self, key: str, sha256: str, terms: WriteTerms) -> tuple[BlobMeta, int] | None:
         epoch = self._status.require(terms.epoch)
         self._check_replaceable(key, sha256)
         with self.changes.hold(key):
@@ -168,14 +197,6 @@ class NimbusBlobStore:
                 return None
             self._register(meta, epoch)
         return meta, self._copy(meta, epoch, terms)
-
-    def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
-        """Store content that is here already; as :meth:`put_content`, for operations."""
-        stored = self.put_content(key, sha256, self._terms)
-        if stored is None:
-            return None
-        meta, _ = stored
-        return meta
 
     def accept_replica(self, key: str, sha256: str, path: Path | None) -> BlobMeta:
         """Store a copy that the leader sent; its epoch has been checked.
