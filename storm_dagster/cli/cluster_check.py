@@ -85,7 +85,7 @@ def check_cluster(invocation: Invocation) -> Iterator[HealthResult]:
 def _read_problems(nimbus: NimbusClient) -> dict[str, Any]:
     """Document of ``GET /v1/problems``.
 
-    A leader of the release before does not have it: the document then says so.
+    A leader of the release before does not have it: the document then names that.
     """
     try:
         return nimbus.get("/v1/problems", limit=_MAX_TOPOLOGIES)

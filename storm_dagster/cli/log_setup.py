@@ -103,7 +103,7 @@ def configure_daemon_logging(
     The file is ``HOME/logs/<role>-<id>.log``. It is rotated at 10 MiB, with 3 backups. ``conf`` has
     ``storm.log.level`` and ``storm.log.format``. Standard error gets the records from
     ``stderr_level`` on, and none in a daemon of ``dev``, unless the disk refuses the file: then it
-    is the only log, and a warning says so.
+    is the only log, and a warning names it.
     """
     as_json: logging.Formatter | None = None
     if conf["storm.log.format"] == "json":

@@ -25,7 +25,7 @@ def resume_healing(nimbus: NimbusClient) -> bool:
 
 
 def _post(nimbus: NimbusClient, action: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Response of the leader; the error of a leader of an earlier release says so."""
+    """Response of the leader; the error of a leader of an earlier release names it."""
     try:
         return nimbus.post(f"{_PATH}/{action}", document)
     except KeyNotFound as error:

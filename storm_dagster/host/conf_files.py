@@ -64,7 +64,7 @@ def conf_files(folder: Path) -> list[Path]:
 def _parts(folder: Path) -> Iterator[Path]:
     """Entries of ``storm.d`` by their names, without hidden ones; none without that folder."""
     parts_folder = folder / PARTS_FOLDER
-    # The folder of the conf may not exist either, and its path may lead through a file.
+    # Perhaps the folder of the conf does not exist either, and its path may lead through a file.
     if not os.path.lexists(parts_folder):
         return
     try:

@@ -42,7 +42,7 @@ def refuse_shared_file(path: Path, status: os.stat_result, description: str) -> 
 
 
 def _group_problem(gid: int) -> str:
-    """Reason why a group may not read a secret of this process; empty if it may."""
+    """Reason why a group must not read a secret of this process; empty if it may."""
     if gid not in (os.getegid(), *os.getgroups()):
         return "is not one of this process"
     users = _login_users(gid)

@@ -26,7 +26,7 @@ class RunResult:
     """Outcome of a verb."""
 
     outcome: str | None = None
-    """``None``: not known, as of a run of an earlier release."""
+    """``None``: not known, for example of a run of an earlier release."""
     moved: int | None = None
     """Number of tasks that moved; ``None``: not known."""
     summary: str = ""

@@ -96,7 +96,7 @@ class EventDelivery:
 
     A task whose events wait in large number, or for a full event log, takes no tuples: its
     ``events_full`` is set. As for a sink whose target is away, its spouts are held back and no
-    message timeout runs. With fewer events the stream goes on, and no message timeout runs while
+    message timeout runs. With fewer events the stream continues, and no message timeout runs while
     the cluster takes none (``events_wait``).
     """
 
