@@ -25,7 +25,7 @@ _ANSWER_SECS = 2.0
 
 
 class HostFigures:
-    """Newest figures; a thread of its own measures them, since a nimbus possibly does not answer."""
+    """Newest figures; a thread of its own measures them, since a nimbus can be silent."""
 
     def __init__(
         self, conf: Mapping[str, Any], home: Path, nimbus_urls: Callable[[], Sequence[str]]

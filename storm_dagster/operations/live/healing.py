@@ -53,9 +53,9 @@ def reassign(
     of an older assignment is ``void``, and so is one whose worker came back. An unchanged placement
     is not written. If the leader changes, the topology is planned once more under the next one; a
     leader's own call ends with :class:`Fenced`. Each topology fails alone with any other error
-    (``failed``, with the reason). PySpark plans; if it is unreachable the local planner does, and the result
-    names it. While operators have paused healing each topology is ``paused``, unless an operator
-    asks (``despite_pause``).
+    (``failed``, with the reason). PySpark plans; if it is unreachable the local planner does, and
+    the result names it. While operators have paused healing each topology is ``paused``, unless an
+    operator asks (``despite_pause``).
     """
     by_topology = multimap((cause.topology_id, cause) for cause in causes)
     if not by_topology:
