@@ -318,10 +318,20 @@ def test_a_session_ends_with_the_worker_that_leads_it() -> None:
     eventually(lambda: not members(), what="their end")
 
 
+def _start_sleep(environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process with this environment, and wait until the kernel shows it.
+
+    ``Popen`` returns a moment earlier, when the new program begins to replace the old one.
+    """
+    process = subprocess.Popen(["sleep", "600"], env=environment, start_new_session=True)
+    shown = Path(f"/proc/{process.pid}/environ")
+    eventually(lambda: shown.read_bytes() != b"", what="its environment")
+    return process
+
+
 def test_a_process_of_another_origin_is_never_ended() -> None:
-    command = ["sleep", "600"]
     environment = {MARK: "another worker", "OTHER": f"{MARK}=w1", "TAIL": f"\n{MARK}=w1"}
-    other = subprocess.Popen(command, env=environment, start_new_session=True)
+    other = _start_sleep(environment)
     try:
         ticks = start_ticks(other.pid)
         assert ticks is not None
@@ -341,11 +351,9 @@ def test_a_process_of_another_origin_is_never_ended() -> None:
 def test_of_a_large_environment_only_the_begin_is_read() -> None:
     """A process maps its environment where it likes, and as large as it likes."""
     large = {f"VARIABLE_{number}": "x" * 100_000 for number in range(12)}
-    command = ["sleep", "600"]
-    first = subprocess.Popen(command, env={MARK: "w1", **large}, start_new_session=True)
-    last = subprocess.Popen(command, env={**large, MARK: "w1"}, start_new_session=True)
+    first = _start_sleep({MARK: "w1", **large})
+    last = _start_sleep({**large, MARK: "w1"})
     try:
-        eventually(lambda: "sleep" in Path(f"/proc/{last.pid}/cmdline").read_text(), what="exec")
         found = {pid for pid, _ in marked(process_table().values(), "w1")}
         assert found == {first.pid}
         user = user_of(first.pid)

@@ -93,6 +93,14 @@ DAEMON: tuple[str, ...] = (
 """Arguments of the interpreter."""
 
 
+def _lives(process: psutil.Process) -> bool:
+    """True while the process can still do something; one that nobody has waited for cannot."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class CodeServer:
     """One Dagster with one code server, and the actions of a test."""
 
@@ -145,7 +153,8 @@ class CodeServer:
         self._process.wait(30)
         for process in family:
             process.kill()
-        psutil.wait_procs(family, 30)
+        # The spared process may leave its dead children for a while, so none of them is waited for.
+        eventually(lambda: not any(map(_lives, family)), 30, "the end of what it has started")
 
     def connect(self) -> None:
         """Connect as Dagster's webserver, once the code server listens."""
