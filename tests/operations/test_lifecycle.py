@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,9 +21,6 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import conf_key, jar_key, topology_name_of
-from storm_dagster.model.records import decode_record
-from storm_dagster.model.unreported import UnreportedEvents
-from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.operations.context import load_runnable
 from storm_dagster.operations.live import lifecycle, rebalance
 from storm_dagster.operations.submit import submission
@@ -511,30 +507,6 @@ def test_only_what_runs_can_be_replaced(world: World) -> None:
     lifecycle.kill(world.context(), "wc", 60)
     with pytest.raises(NotAlive, match="KILLED and cannot be replaced"):
         lifecycle.update(world.context(), "wc", token="t3", handle="new")
-
-
-def test_the_transaction_of_a_leaders_verb_notes_its_event(world: World) -> None:
-    """So a leader that is lost right after the verb leaves the event to the next one."""
-    topology_id = world.submit("wc", "t1")
-    world.cluster.state.mkdirs(paths.UNREPORTED)
-    plain = world.context()
-    lifecycle.deactivate(plain, "wc")
-    lifecycle.activate(replace(plain, verb="activate"), "wc")
-    lifecycle.activate(replace(plain, verb="activate"), "wc")
-    lifecycle.mark_killed(replace(plain, verb="kill"), "wc", wait_secs=60)
-    assert len(world.cluster.state.find_children(paths.UNREPORTED) or ()) == 2
-    next_leader = LeaderOutbox()
-    next_leader.take_over(plain)
-    assert len(next_leader) == 2
-    assert world.cluster.state.find_children(paths.UNREPORTED) == []
-    raw = world.cluster.state.get_data(paths.UNREPORTED)
-    assert raw is not None
-    events = decode_record(UnreportedEvents, raw, paths.UNREPORTED).events
-    assert [(event.metadata["verb"], event.metadata["status"]) for event in events] == [
-        ("activate", "ACTIVE"),
-        ("kill", "KILLED"),
-    ]
-    assert {event.metadata["topology_id"] for event in events} == {topology_id}
 
 
 def test_a_removal_that_is_begun_elsewhere_holds_no_other_transition(world: World) -> None:

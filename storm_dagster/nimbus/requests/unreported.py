@@ -7,6 +7,7 @@ They are kept in ZooKeeper until Dagster accepts them (best effort), in one boun
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, Misconfigured, StormDagsterError, Unavailable
@@ -30,6 +31,16 @@ _ACTIVE_TOPOLOGY = ("storm", "active_topology")
 """Key of the asset that has a partition for each topology."""
 
 
+@dataclass(frozen=True)
+class _UnansweredMove:
+    """Transaction that moved events into the record, without an answer: it may have landed."""
+
+    nodes: tuple[str, ...]
+    """Names of the nodes below ``/unreported`` that the transaction deletes."""
+    events: tuple[UnreportedEvent, ...]
+    """Events of these nodes, without the damaged ones."""
+
+
 class LeaderOutbox:
     """Unreported events of one leader, in ZooKeeper.
 
@@ -44,9 +55,9 @@ class LeaderOutbox:
         """Record that was taken over, with the fields of a newer release. Its field ``removed`` is
         kept current, its field ``events`` is not.
         """
-        self._is_uncertain = False
-        """True if moving events into the record failed, perhaps after the commit. The record is
-        then read before other events are moved.
+        self._unanswered: _UnansweredMove | None = None
+        """Move whose outcome is found out before the record is written: if it landed, its events
+        are only in the record, and :attr:`_events` lacks them.
         """
         self._silence: str | None = None
         """Reason why Dagster did not accept the last report, if it was logged."""
@@ -77,7 +88,7 @@ class LeaderOutbox:
                 )
         self._record = record
         self._events = list(record.events)
-        self._is_uncertain = False
+        self._unanswered = None
 
     def take_noted(self, ctx: OperationsContext) -> None:
         """Move the events that transactions left below ``/unreported`` into the record.
@@ -97,30 +108,46 @@ class LeaderOutbox:
         A damaged event is deleted and logged. If the commit fails, the events in memory are those
         from before.
         """
-        if self._is_uncertain:
-            self._read(ctx)
+        self._find_outcome(ctx)
         all_nodes = read_children(ctx.cluster.state, paths.UNREPORTED)
         nodes = list(all_nodes.items())[:_MAX_TAKEN]
         if not nodes:
             return False
-        before = self._events
+        moved: list[UnreportedEvent] = []
         transaction = ctx.cluster.fenced(ctx.current_epoch())
         for name, (raw, _) in nodes:
             path = f"{paths.UNREPORTED}/{name}"
             transaction.delete(path)
             try:
-                self._append(decode_record(UnreportedEvent, raw, path))
+                moved.append(decode_record(UnreportedEvent, raw, path))
             except Corrupt as error:
                 _log.error("an event for Dagster is dropped: %s", error.message)
-        record = self._record.model_copy(update={"events": tuple(self._events)})
-        transaction.set(paths.UNREPORTED, encode_record(record), -1)
+        before = self._events
+        self._append(*moved)
+        transaction.set(paths.UNREPORTED, self._encode(), -1)
         try:
             transaction.commit()
         except StormDagsterError:
             self._events = before
-            self._is_uncertain = True
+            names = tuple(name for name, _ in nodes)
+            self._unanswered = _UnansweredMove(names, tuple(moved))
             raise
         return True
+
+    def _find_outcome(self, ctx: OperationsContext) -> None:
+        """Add the events of an unanswered move if it landed.
+
+        Only the leader deletes the nodes of events, so a node that is left means that the move did
+        not land. The read is synchronized: a server that lags would still show the nodes.
+        """
+        unanswered = self._unanswered
+        if unanswered is None:
+            return
+        ctx.cluster.state.sync_path(paths.UNREPORTED)
+        left = set(ctx.cluster.state.find_children(paths.UNREPORTED) or ())
+        if left.isdisjoint(unanswered.nodes):
+            self._append(*unanswered.events)
+        self._unanswered = None
 
     def add(
         self,
@@ -168,9 +195,9 @@ class LeaderOutbox:
                 self._record = self._record.model_copy(update={"removed": newest})
             self._store(ctx)
 
-    def _append(self, event: UnreportedEvent) -> None:
-        """Add an event in memory; the oldest ones above the limit are dropped and logged."""
-        events = [*self._events, event]
+    def _append(self, *added: UnreportedEvent) -> None:
+        """Add events in memory; the oldest ones above the limit are dropped and logged."""
+        events = [*self._events, *added]
         for dropped in events[:-_MAX_EVENTS]:
             _log.warning(
                 "%d events wait for Dagster, and the oldest is dropped: %s",
@@ -181,12 +208,18 @@ class LeaderOutbox:
 
     def _store(self, ctx: OperationsContext) -> None:
         """Write the record with the events in memory; an error is only logged."""
-        record = encode_record(self._record.model_copy(update={"events": tuple(self._events)}))
         try:
+            self._find_outcome(ctx)
             # Only the leader writes the record, and the epoch proves that it leads: any version.
-            ctx.cluster.fenced(ctx.current_epoch()).set(paths.UNREPORTED, record, -1).commit()
+            transaction = ctx.cluster.fenced(ctx.current_epoch())
+            transaction.set(paths.UNREPORTED, self._encode(), -1)
+            transaction.commit()
         except StormDagsterError as error:
             _log.warning("events for Dagster are kept in memory only: %s", error.message)
+
+    def _encode(self) -> bytes:
+        """Content of the record with the events in memory."""
+        return encode_record(self._record.model_copy(update={"events": tuple(self._events)}))
 
     def flush(self, ctx: OperationsContext, dagster: DagsterClient) -> int:
         """Report the events, oldest first, until Dagster does not respond.
