@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.errors import StormDagsterError, typed_error_text
 from storm_dagster.operations.read.exposures import HealthResult
 
 Check = Callable[[], Iterator[HealthResult]]
@@ -64,7 +64,7 @@ def _run(name: str, check: Check, events: "queue.SimpleQueue[_Event]") -> None:
     except StormDagsterError as error:
         events.put(_Event(name, ("broken", error.message, "fix what it names")))
     except Exception as error:
-        text = f"the check failed: {type(error).__name__}: {error}"
+        text = f"the check failed: {typed_error_text(error)}"
         events.put(_Event(name, ("broken", text, "report this error with the log")))
     finally:
         events.put(_Event(name, None))

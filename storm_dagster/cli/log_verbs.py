@@ -11,7 +11,7 @@ import httpx
 
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import plain, print_json
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, error_text
 from storm_dagster.security.settings import Security
 
 _MAX_BYTES = 512 * 1024
@@ -81,7 +81,7 @@ class SupervisorLog:
             )
             response.raise_for_status()
         except httpx.HTTPError as error:
-            raise OSError(f"{self._base} did not answer: {error}") from error
+            raise OSError(f"{self._base} did not answer: {error_text(error)}") from error
         if len(response.content) < _HEAD or not response.content[:16].isdigit():
             raise OSError(f"{self._base} is not a log service")
         return response.content

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from storm_dagster.model.errors import error_text
+
 _CHUNK_BYTES = 1 << 16
 
 
@@ -126,7 +128,8 @@ class _MemberReader(io.RawIOBase):
             data = self._member.decompress(compressed, most)
         except Exception as error:
             raise DamagedArchive(
-                f"its {self._kind} data are damaged after {self._members} whole members ({error})"
+                f"its {self._kind} data are damaged after {self._members} whole members "
+                f"({error_text(error)})"
             ) from None
         if self._member.eof:
             self._input = self._member.unused_data

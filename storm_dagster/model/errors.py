@@ -216,6 +216,21 @@ def error_from_document(document: Any) -> StormDagsterError:
     )
 
 
+def error_text(error: BaseException) -> str:
+    """Text of an error for a sentence; the name of its class if it has no text.
+
+    Errors of limits and of lost connections often have none, such as ``TimeoutError()``.
+    """
+    return str(error).strip() or type(error).__name__
+
+
+def typed_error_text(error: BaseException) -> str:
+    """Class of an error, and its text if it has one."""
+    kind = type(error).__name__
+    text = str(error).strip()
+    return f"{kind}: {text}" if text else kind
+
+
 def untrusted(error: Exception) -> UntrustedServer | None:
     """The error as a refusal of an untrusted server; ``None`` for another reason."""
     return error if isinstance(error, UntrustedServer) else None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from storm_dagster.host.endpoints import home_dir
 from storm_dagster.host.resolve import load_plugin
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, error_text
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.strategies import STRATEGIES
@@ -76,7 +76,9 @@ def load_inimbus(conf: Mapping[str, Any] | Any, directory: Path | None = None) -
             try:
                 plugin.prepare(dict(getattr(conf, "values", None) or conf), folder)
             except Exception as error:
-                raise InvalidRequest(f"{_KEY} {name!r} cannot be prepared: {error}") from error
+                raise InvalidRequest(
+                    f"{_KEY} {name!r} cannot be prepared: {error_text(error)}"
+                ) from error
             _plugins[name, str(folder)] = plugin
     return plugin
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.errors import InvalidTopology, error_text
 from storm_dagster.model.names import INVISIBLE
 
 _CHUNK = 256 * 1024
@@ -208,12 +208,12 @@ def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
                     sink.write(chunk)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise InvalidTopology(
-            f"archive {path.name} is damaged ({error}): pack and upload it again"
+            f"archive {path.name} is damaged ({error_text(error)}): pack and upload it again"
         ) from None
     except (NotImplementedError, RuntimeError, struct.error, ValueError) as error:
         # zipfile: an unknown compression or an encrypted entry; tarfile: impossible numbers.
         raise InvalidTopology(
-            f"archive {path.name} cannot be read ({error}): pack it again"
+            f"archive {path.name} cannot be read ({error_text(error)}): pack it again"
         ) from None
 
 

@@ -15,7 +15,7 @@ import grpc
 from pyspark.sql.connect.client import DefaultChannelBuilder
 
 from storm_dagster.model.conf import mask_text
-from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.errors import StormDagsterError, Unavailable, error_text
 from storm_dagster.security.own_connections import connections_to
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.spark_remote import check_spark_server
@@ -126,7 +126,8 @@ class _PlaintextServer:
                     check_spark_server(link, self._host, self._port, self._trusted)
         except OSError as error:
             raise Unavailable(
-                f"{self._name} is out of reach ({error}): start it, or correct spark.remote"
+                f"{self._name} is out of reach ({error_text(error)}): start it, or correct "
+                "spark.remote"
             ) from None
 
     def _addresses(self) -> set[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from storm_dagster.host.futures import in_thread
 from storm_dagster.model.conf import mask_text
-from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.errors import Unavailable, error_text
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.spark_remote import check_spark_server, host_and_port, speaks_tls
 
@@ -79,7 +79,7 @@ def check_reachable(
         probe(remote, timeout_secs, trusted)
     except OSError as error:
         raise Unavailable(
-            f"Spark at {mask_text(remote)} is out of reach ({error}): "
+            f"Spark at {mask_text(remote)} is out of reach ({error_text(error)}): "
             "start it (storm-dagster dev, storm-dagster daemon spark), or correct spark.remote"
         ) from None
 

@@ -35,6 +35,7 @@ from storm_dagster.model.errors import (
     KeyNotFound,
     StormDagsterError,
     Unavailable,
+    error_text,
 )
 from storm_dagster.model.names import check_blob_key, code_key, conf_key, jar_key
 from storm_dagster.packaging.unpack import UnpackLimits, hash_file, unpack_archive
@@ -240,8 +241,9 @@ class Localizer:
                 except StormDagsterError as error:
                     failure = error
                 except httpx.HTTPError as error:
-                    reason = error or type(error).__name__
-                    failure = Unavailable(f"code {key!r} cannot be fetched from {url}: {reason}")
+                    failure = Unavailable(
+                        f"code {key!r} cannot be fetched from {url}: {error_text(error)}"
+                    )
                 _log.warning("%s", failure.message)
         raise failure
 

@@ -20,7 +20,7 @@ from storm_dagster.http.probes import LIVE, READY, probe_response
 from storm_dagster.http.responses import error_response
 from storm_dagster.http.server import HttpService, listen
 from storm_dagster.model.dagster_names import TESTED_DAGSTER
-from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.errors import InvalidRequest, Unavailable, error_text
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.security.settings import Security
 
@@ -67,7 +67,7 @@ def dagster_application(workspaces: Sequence[Path]) -> Iterator[ASGIApp]:
 
 def _unfit(error: Exception) -> Unavailable:
     return Unavailable(
-        f"Dagster's web application does not fit: Dagster {dg.__version__} ({error}). "
+        f"Dagster's web application does not fit: Dagster {dg.__version__} ({error_text(error)}). "
         "The UI does not start, because the stock dagster-webserver lets everybody in: "
         f"install dagster {TESTED_DAGSTER}, or protect the stock server yourself "
         "(docs/security.md) and set dagster.graphql.url"

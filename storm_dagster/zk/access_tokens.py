@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from storm_dagster.core.access_tokens import TokenListing
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
+from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable, error_text
 from storm_dagster.model.records import decode_record
 from storm_dagster.model.token_records import AccessTokenRecord, AccessTokens
 from storm_dagster.zk.state_protocol import ClusterState, read_children
@@ -182,8 +182,8 @@ class OpenedTokenList:
             try:
                 self._opened = self._open_state()
             except Exception as error:
-                if str(error) != problem:
-                    problem = str(error)
+                if error_text(error) != problem:
+                    problem = error_text(error)
                     _log.warning("the list of access tokens cannot be read now: %s", problem)
                 if self._ended.wait(_POLL_SECS):
                     return

@@ -27,6 +27,7 @@ from storm_dagster.model.errors import (
     Misconfigured,
     StormDagsterError,
     Unavailable,
+    error_text,
 )
 from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.zookeeper_access import ZooKeeperUsers
@@ -417,7 +418,7 @@ class ZkSession:
                 self._client.stop()
                 self._client.close()
         except Exception as error:
-            _log.warning("closing the ZooKeeper session: %s", error)
+            _log.warning("closing the ZooKeeper session: %s", error_text(error))
         finally:
             stopped.set()
 

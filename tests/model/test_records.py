@@ -17,6 +17,8 @@ from storm_dagster.model.errors import (
     InvalidTopology,
     StormDagsterError,
     error_from_document,
+    error_text,
+    typed_error_text,
 )
 from storm_dagster.model.records import (
     Assignment,
@@ -112,6 +114,14 @@ def test_errors_travel_as_documents() -> None:
         == "StormDagsterError"
     )
     assert "not an error document" in error_from_document("<html>").message
+
+
+def test_an_error_without_a_text_is_named_by_its_class() -> None:
+    assert error_text(ValueError("no number")) == "no number"
+    assert typed_error_text(ValueError("no number")) == "ValueError: no number"
+    for silent in (TimeoutError(), OSError(""), AssertionError(" \n")):
+        name = type(silent).__name__
+        assert (error_text(silent), typed_error_text(silent)) == (name, name)
 
 
 def test_whoever_gets_an_error_of_any_class_ends_with_its_exit_code() -> None:

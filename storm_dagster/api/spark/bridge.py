@@ -21,7 +21,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.errors import Unavailable, error_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -402,7 +402,7 @@ class BatchEndpoint:
         except (OSError, EOFError, ValueError, AuthenticationError, _BatchCanceled) as error:
             _log.warning(
                 "a connection of Spark ended before its batch was acked: %s",
-                error or type(error).__name__,
+                error_text(error),
             )
         finally:
             proof_timer.cancel()

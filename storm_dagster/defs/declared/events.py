@@ -31,7 +31,7 @@ from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.model.dagster_events import DagsterEvent, decode_event
-from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.errors import StormDagsterError, error_text
 from storm_dagster.model.event_log import EventLogSummary
 from storm_dagster.model.multimap import multimap
 
@@ -362,7 +362,7 @@ class EventTick:
                 events.append(decode_event(document["event"]))
             except Exception as error:
                 # Whatever is wrong with one event must not block those behind it.
-                reason = f"Dagster does not accept the event: {error}"[:1000]
+                reason = f"Dagster does not accept the event: {error_text(error)}"[:1000]
                 numbers[reason, document.get("task")] = str(document["number"])
             else:
                 taken.append(document)
@@ -390,7 +390,7 @@ class EventTick:
         try:
             event_for_dagster = asset_event(event, topology_id)
         except Exception as error:
-            return f"Dagster does not accept the event: {error}"[:1000]
+            return f"Dagster does not accept the event: {error_text(error)}"[:1000]
         if not self._stores:
             self.events.append(event_for_dagster)
         elif not self._store(event_for_dagster):
@@ -408,12 +408,14 @@ class EventTick:
         try:
             self._instance.report_runless_asset_event(event)
         except Exception as error:
-            self._log.warning(f"{type(event).__name__} of {event.asset_key} is refused: {error}")
+            self._log.warning(
+                f"{type(event).__name__} of {event.asset_key} is refused: {error_text(error)}"
+            )
             # A storage that is away is not the fault of the event.
             probe = dg.AssetObservation(
                 dg.AssetKey(["storm", "refused_event"]),
                 description="An event of a topology that this instance cannot store.",
-                metadata={"error": str(error)[:1000]},
+                metadata={"error": error_text(error)[:1000]},
             )
             self._instance.report_runless_asset_event(probe)
             return False

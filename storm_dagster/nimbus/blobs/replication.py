@@ -19,7 +19,7 @@ import httpx
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.messages import blob_response_error, chunks_of
-from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.errors import StormDagsterError, Unavailable, error_text
 from storm_dagster.security.settings import Security
 
 _log = logging.getLogger(__name__)
@@ -134,8 +134,7 @@ class Replicator:
                         holders.add(peer.address)
                         refusals.pop(peer.address, None)
                         continue
-                    reason = error or type(error).__name__
-                    refusals[peer.address] = f"{peer.address} did not take it ({reason})"
+                    refusals[peer.address] = f"{peer.address} did not take it ({error_text(error)})"
                     # An error that no peer causes: a defect here.
                     if not isinstance(error, StormDagsterError | httpx.HTTPError | OSError):
                         raise error
@@ -202,7 +201,9 @@ class Replicator:
             if not response.is_success:
                 raise blob_response_error(response)
         except (StormDagsterError, httpx.HTTPError, OSError) as error:
-            _log.warning("%s was not copied to nimbus %s: %s", meta.key, peer.address, error)
+            _log.warning(
+                "%s was not copied to nimbus %s: %s", meta.key, peer.address, error_text(error)
+            )
             raise
 
     def _delete_one(self, peer: NimbusPeer, key: str, epoch: int) -> None:
@@ -211,7 +212,12 @@ class Replicator:
                 _replica_url(peer, key), headers={"X-Storm-Epoch": str(epoch)}, timeout=_OFFER_SECS
             )
         except httpx.HTTPError as error:
-            _log.info("the deletion of %s did not reach nimbus %s: %s", key, peer.address, error)
+            _log.info(
+                "the deletion of %s did not reach nimbus %s: %s",
+                key,
+                peer.address,
+                error_text(error),
+            )
 
 
 def _replica_url(peer: NimbusPeer, key: str) -> str:

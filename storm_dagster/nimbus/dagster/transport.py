@@ -25,7 +25,13 @@ import httpx
 
 from storm_dagster.host.files import read_private_file
 from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
-from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable, untrusted
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    Misconfigured,
+    Unavailable,
+    error_text,
+    untrusted,
+)
 from storm_dagster.security.settings import Security, public_authorities
 from storm_dagster.security.signing import signer
 
@@ -373,7 +379,7 @@ def _out_of_reach(access: DagsterAccess, error: Exception) -> str:
             "in the certificate"
         )
     return (
-        f"Dagster at {access.url} does not answer ({error or type(error).__name__}): start its "
+        f"Dagster at {access.url} does not answer ({error_text(error)}): start its "
         "webserver, or set dagster.graphql.url"
     )
 

@@ -22,7 +22,13 @@ from storm_dagster.core.transitions import DueMemory
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.futures import in_thread
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Fenced, NotAlive, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    Fenced,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+    typed_error_text,
+)
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live import cleaner, healing, lifecycle
@@ -121,7 +127,7 @@ class LeaderRounds(ABC):
 
     def _log_failure(self, duty: str, error: Exception) -> None:
         """Log a failure if it is a new one: each round, one second later, meets the same."""
-        text = f"{type(error).__name__}: {error}"
+        text = typed_error_text(error)
         if self._failures.get(duty) == text:
             return
         self._failures[duty] = text

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from storm_dagster.host.resolve import load_plugin
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, typed_error_text
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.nimbus.member import Nimbus, repeat
 from storm_dagster.operations.context import OperationsContext
@@ -49,7 +49,7 @@ def load_listener(name: str) -> Any:
         raise
     except BaseException as error:
         raise InvalidRequest(
-            f"{NOTIFIER_KEY}: {name!r:.200} cannot be loaded ({type(error).__name__}: {error}): "
+            f"{NOTIFIER_KEY}: {name!r:.200} cannot be loaded ({typed_error_text(error)}): "
             "it must be importable by nimbus and take no arguments"
         ) from error
     if not callable(getattr(listener, "notify", None)):
@@ -146,9 +146,7 @@ class ActionNotifier:
             try:
                 function()
             except BaseException as error:
-                _log.warning(
-                    "the action listener failed at %s: %s: %s", title, type(error).__name__, error
-                )
+                _log.warning("the action listener failed at %s: %s", title, typed_error_text(error))
             finally:
                 self._idle.set()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from storm_dagster.core.event_log import EventSource
 from storm_dagster.host.futures import in_thread
-from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
+from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable, typed_error_text
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.live import event_logs
 from storm_dagster.operations.live.event_logs import EventReport
@@ -133,7 +133,7 @@ class EventIntake:
         if isinstance(error, StormDagsterError):
             text = error.message
         else:
-            text = f"{type(error).__name__}: {error}"
+            text = typed_error_text(error)
             _log.error("events cannot be stored", exc_info=error)
         for batch in batches:
             _set(batch.result, IntakeResult(0, text))

@@ -19,7 +19,7 @@ from storm_dagster.core.authorization import (
     is_admin,
 )
 from storm_dagster.http.authentication import groups_of
-from storm_dagster.model.errors import NotAuthenticated, StormDagsterError
+from storm_dagster.model.errors import NotAuthenticated, StormDagsterError, error_text
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -159,7 +159,7 @@ class Dispatcher:
             try:
                 name, kind, seqid = protocol.read_message_begin()
             except Exception as error:
-                raise MalformedFrame(f"the method name: {error}") from None
+                raise MalformedFrame(f"the method name: {error_text(error)}") from None
             response = self._answer(name, seqid, protocol, peer)
         return None if kind == _ONEWAY else response
 
@@ -181,7 +181,7 @@ class Dispatcher:
         try:
             args.read(protocol)
         except Exception as error:
-            text = f"the arguments of {name} cannot be read: {error}"
+            text = f"the arguments of {name} cannot be read: {error_text(error)}"
             return encode_failure(name, seqid, TApplicationException.PROTOCOL_ERROR, text)
         try:
             value = self._call(name, method, args, peer)

@@ -26,7 +26,12 @@ from storm_dagster.core.dataplane.event_outbox import (
 )
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    StormDagsterError,
+    Unavailable,
+    typed_error_text,
+)
 from storm_dagster.security.settings import Security
 from storm_dagster.worker.dataplane.task_reports import ReportingTask, TaskReporter
 from storm_dagster.worker.dataplane.tree import LOST, Ledger
@@ -297,7 +302,7 @@ class EventSender:
                     http = self._client()
                 response = self._post(http, batch)
             except (StormDagsterError, ValueError, KeyError, TypeError) as error:
-                response = ReportResponse(trouble=f"{type(error).__name__}: {error}")
+                response = ReportResponse(trouble=typed_error_text(error))
             if response.trouble != self._trouble:
                 self._trouble = response.trouble
                 _log.warning("events for Dagster: %s", response.trouble or "they are taken again")

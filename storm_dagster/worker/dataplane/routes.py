@@ -11,7 +11,7 @@ from typing import Any
 
 from storm_dagster.core.dataplane.load_aware import LoadAwareShuffle
 from storm_dagster.host.requirements import missing_part
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, typed_error_text
 from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser, fields_chooser
 from storm_dagster.model.multimap import multimap
@@ -69,7 +69,7 @@ def resolve(name: str) -> Any:
     except (ImportError, AttributeError) as error:
         part = missing_part(error, repr(name)) if isinstance(error, ModuleNotFoundError) else None
         raise part or InvalidTopology(
-            f"{name!r} cannot be imported in the worker ({type(error).__name__}: {error}): is it "
+            f"{name!r} cannot be imported in the worker ({typed_error_text(error)}): is it "
             "in the archive?"
         ) from error
 

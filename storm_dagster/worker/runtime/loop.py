@@ -19,7 +19,12 @@ from storm_dagster.host.futures import fulfill
 from storm_dagster.host.waiting import poll
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model import wire
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    StormDagsterError,
+    Unavailable,
+    typed_error_text,
+)
 from storm_dagster.model.exit_codes import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.model.log_levels import KeptLevels
 from storm_dagster.model.records import TaskBeats
@@ -395,7 +400,7 @@ class Loop:
             # For any value in a component's state or metrics: the worker survives the request.
             _log.exception("a request for %s failed", request.op)
             failure = InvalidRequest(
-                f"the worker cannot answer {request.op}: {type(error).__name__}: {error}"
+                f"the worker cannot answer {request.op}: {typed_error_text(error)}"
             )
             reply = msgspec.json.encode(failure.to_document())
         self.transport.reply(envelope, reply)

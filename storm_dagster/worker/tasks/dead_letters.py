@@ -13,7 +13,7 @@ import msgspec
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.core.dataplane.acking import BoundedMap, PendingMap
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_text
 from storm_dagster.model.json_values import shown_json
 from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.topology import ComponentSpec
@@ -465,7 +465,7 @@ class DeadLetters:
                     runner.send(values, replay, letter["stream"], letter["direct_task"])
                 except Exception as error:
                     raise InvalidRequest(
-                        f"dead letter {number} cannot be emitted: {error}"
+                        f"dead letter {number} cannot be emitted: {error_text(error)}"
                     ) from None
                 self._replays[number] = replay
             letters.append(letter)
