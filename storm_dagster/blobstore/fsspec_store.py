@@ -28,7 +28,14 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_such_blob
-from storm_dagster.model.errors import Corrupt, InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    Corrupt,
+    InvalidRequest,
+    KeyNotFound,
+    StormDagsterError,
+    Unavailable,
+    error_text,
+)
 from storm_dagster.model.names import check_blob_key
 
 _CHUNK_BYTES = 1 << 20
@@ -190,7 +197,12 @@ class FsspecBlobStore:
 
     def list(self, prefix: str = "") -> list[BlobMeta]:
         """Descriptions of all blobs of the ``prefix``, by key."""
-        return [self.meta(key) for key in self.keys(prefix)]
+        blobs: list[BlobMeta] = []
+        for key in self.keys(prefix):
+            # A blob that was deleted after the listing is left out.
+            with suppress(KeyNotFound):
+                blobs.append(self.meta(key))
+        return blobs
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
         """Remove old temporary files and old contents without a key.
@@ -205,7 +217,7 @@ class FsspecBlobStore:
         removed = 0
         if contents or condemned:
             # The keys are read after the contents, so that a content named in between is kept.
-            used = {self.meta(key).sha256 for key in self.keys()}
+            used = {meta.sha256 for meta in self.list()}
             with self._remote("cleaning"):
                 for sha256 in condemned & used:
                     self._remove(self._path("condemned", sha256))
@@ -320,6 +332,6 @@ class FsspecBlobStore:
         except Exception as error:
             # Each file system raises the errors of its client.
             raise Unavailable(
-                f"{action} in the blob store {self.url} failed ({error}): check that it can be "
-                "reached"
+                f"{action} in the blob store {self.url} failed ({error_text(error)}): check that "
+                "it can be reached"
             ) from error

@@ -4,13 +4,13 @@ for a blob.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from storm_dagster.blobstore import LocalBlobStore
@@ -18,6 +18,7 @@ from storm_dagster.client import blobs as client_blobs
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.model.conf import default_conf
 from storm_dagster.nimbus.blobs import sync
+from storm_dagster.nimbus.keyed_locks import KeyedLocks
 from storm_dagster.supervisor import localizer
 from storm_dagster.supervisor.localizer import Localizer
 from storm_rigs.servers.blob_server import BlobServer, serve_blobs
@@ -51,16 +52,17 @@ def fetch(server: BlobServer, folder: Path) -> bytes:
 
 def follow(server: BlobServer, folder: Path) -> bytes:
     """A nimbus that copies a blob: what fails is tried again with the next pass."""
-    base: Any = LocalBlobStore(folder)
+    store = LocalBlobStore(folder)
     apart = dict.fromkeys(("cluster", "registry", "status", "peers"))
-    nimbus: Any = SimpleNamespace(**apart, blobs=SimpleNamespace(base=base), conf=default_conf())
+    blobs = SimpleNamespace(base=store, changes=KeyedLocks())
+    nimbus: Any = SimpleNamespace(**apart, blobs=blobs, inbox=folder, conf=default_conf())
     copies = sync.BlobSync(nimbus)
+    sha256 = hashlib.sha256(server.blobs[CONF]).hexdigest()
     try:
-        with pytest.raises(httpx.ReadTimeout):
-            copies._fetch(server.url, CONF, None)
-        assert base.keys() == [], "half a blob is none"
-        copies._fetch(server.url, CONF, None)
-        return base.read(CONF)
+        copies._fetch_from_leader(server.url, CONF, sha256)
+        assert store.keys() == [], "half a blob is none"
+        copies._fetch_from_leader(server.url, CONF, sha256)
+        return store.read(CONF)
     finally:
         copies.close()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.exceptions import FSTimeoutError
 from moto.server import ThreadedMotoServer
 
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
@@ -144,6 +145,22 @@ def test_a_content_that_is_named_while_it_is_cleaned_stays(tmp_path: Path) -> No
     assert not list((tmp_path / "shared" / "condemned").iterdir())
 
 
+def test_a_blob_that_is_deleted_during_a_listing_is_left_out(tmp_path: Path) -> None:
+    """Another nimbus deletes it after its name was read; the cleaner continues, too."""
+    url = (tmp_path / "shared").as_uri()
+    store, other = Interrupted(url), FsspecBlobStore(url)
+    kept = other.put("kept", b"kept")
+    other.put("gone", b"gone")
+    store.then = lambda: other.delete("gone")
+    assert store.list() == [kept]
+    gone = other.put("gone", b"gone")
+    os.utime(tmp_path / "shared" / "objects" / kept.sha256, (1, 1))
+    store.then = lambda: other.delete("gone")
+    assert store.clean_abandoned() == 0
+    assert other.read("kept") == b"kept"
+    assert other.has_content(gone.sha256), "too young to go"
+
+
 def test_foreign_bytes_are_never_handed_out(open_store: Callable[[], FsspecBlobStore]) -> None:
     store = open_store()
     meta = store.put("k", b"content")
@@ -172,6 +189,18 @@ def test_two_writers_of_one_key_leave_one_whole_content(
     for thread in threads:
         thread.join(30)
     assert open_store().read("k") in contents
+
+
+def test_an_error_without_a_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the limit of a request, which fsspec raises without a text."""
+    store = FsspecBlobStore((tmp_path / "shared").as_uri())
+
+    def time_out(*_: object, **__: object) -> None:
+        raise FSTimeoutError
+
+    monkeypatch.setattr(store._fs, "cat_file", time_out)
+    with pytest.raises(Unavailable, match=r"failed \(FSTimeoutError\): check"):
+        store.meta("k")
 
 
 def test_a_server_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

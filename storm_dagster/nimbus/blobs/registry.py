@@ -166,6 +166,11 @@ class BlobRegistry:
             )
         return registrations
 
+    def is_registered(self, key: str) -> bool:
+        """True if the newest state of ZooKeeper has a record of the key."""
+        self._state.sync_path(paths.EPOCH)
+        return self._state.exists(paths.blob_max_sequence(key))
+
     def register_written(self, meta: BlobMeta, *, epoch: int) -> int:
         """Register content that this nimbus, leading in ``epoch``, has just stored.
 

@@ -219,10 +219,14 @@ class NimbusBlobStore:
     def drop_replica(self, key: str) -> None:
         """Remove a copy at the leader's request; a missing one is ignored.
 
-        Its registration is left alone.
+        A registered blob stays: the leader has stored it again since the request, which removes
+        the registration first. Its registration is left alone.
         """
-        with suppress(KeyNotFound):
-            self.base.delete(key)
+        with self.changes.hold(key):
+            if not self.shared and is_registered_kind(key) and self._registry.is_registered(key):
+                return
+            with suppress(KeyNotFound):
+                self.base.delete(key)
 
     def _check_replaceable(self, key: str, sha256: str | None) -> None:
         """Raise :class:`Conflict` if content of that hash must not get the key."""

@@ -39,6 +39,8 @@ class BlobServer:
     """Bytes of the next reply that arrive; the rest of it, and its end, never do. ``None``: all
     arrive.
     """
+    gate: threading.Event | None = None
+    """Contents are sent once it is set; ``None``: at once."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     copies: list[str | None] = field(default_factory=list)
     """How many copies each put asked for; ``None``: as many as the conf of nimbus says."""
@@ -72,6 +74,8 @@ class BlobServer:
             return Response('{"error": {"type": "KeyNotFound", "message": "no blob"}}', 404)
         content = self.blobs[key]
         headers = {"X-Content-SHA256": self.lies.get(key) or hashlib.sha256(content).hexdigest()}
+        if self.gate is not None and request.method == "GET":
+            await asyncio.to_thread(self.gate.wait, _FOR_EVER_SECS)
         arrives, self.lost_after = self.lost_after, None
         if arrives is None:
             return Response(content, headers=headers)
