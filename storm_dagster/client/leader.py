@@ -11,10 +11,12 @@ from storm_dagster.model.errors import (
     NOT_LEADING_HEADER,
     NOTHING_SENT,
     InvalidRequest,
+    KeyNotFound,
     NotLeading,
     StormDagsterError,
     Unavailable,
     error_from_document,
+    error_text,
     untrusted,
 )
 
@@ -276,12 +278,14 @@ def call_leader(
     A call that reached no nimbus, or one that refused it because it does not lead, is repeated
     until ``deadline`` (``time.monotonic()``); then its last error is raised, or that of
     ``source.url``. A call whose connection broke, or that got another :class:`Unavailable` of a
-    nimbus that no longer leads, may have had its effect: it is repeated only with ``resend``. An
+    nimbus that no longer leads, may have had its effect: it is repeated only with ``resend``. If
+    such a call was a DELETE, a :class:`KeyNotFound` to its repetition is a good response. An
     :class:`Unavailable` of a nimbus that still leads is its response, and raised as
     :class:`UnavailableAtLeader`. ``send`` bounds the time of a single try. ``doing`` names the call
     in errors, ``error_of`` makes the error of a response that is not good.
     """
     pauses = Backoff(_FIRST_PAUSE_SECS, _MAX_PAUSE_SECS)
+    may_have_landed = False
     while True:
         base = source.url(deadline)
         try:
@@ -292,12 +296,16 @@ def call_leader(
         except httpx.HTTPError as error:
             failure = untrusted(error) or Unavailable(
                 f"{doing}: the leading nimbus at {base} does not answer "
-                f"({error or type(error).__name__}): check with `storm-dagster status`"
+                f"({error_text(error)}): check with `storm-dagster status`"
             )
             was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             if was_sent and not resend:
                 raise failure from None
+            may_have_landed = may_have_landed or was_sent
         else:
+            is_deletion = response.request.method == "DELETE"
+            if may_have_landed and is_deletion and isinstance(failure, KeyNotFound):
+                return response
             if not isinstance(failure, Unavailable):
                 raise failure
             if not is_refused_by_follower(response, failure):
@@ -305,6 +313,7 @@ def call_leader(
                     raise UnavailableAtLeader(failure.message)
                 if not resend:
                     raise failure
+                may_have_landed = True
         source.forget()
         pause = pauses.next_pause()
         if time.monotonic() + pause >= deadline:

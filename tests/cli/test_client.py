@@ -31,6 +31,7 @@ from storm_dagster.model.errors import (
     AlreadyAlive,
     Fenced,
     InvalidRequest,
+    KeyNotFound,
     StormDagsterError,
     Unavailable,
 )
@@ -212,6 +213,25 @@ def test_only_a_harmless_call_is_repeated_after_a_lost_reply(
             nimbus.post("/v1/launch", repeat=False)
     assert leader.asked.count(("GET", "/v1/read")) == 2
     assert leader.asked.count(("POST", "/v1/launch")) == 1
+
+
+def test_a_deletion_whose_reply_was_lost_has_succeeded(peers: list[Peer]) -> None:
+    """Its repetition finds no token or blob; without a lost reply that is an error."""
+    leader = peers[0]
+    absent = (404, {"error": {"type": "KeyNotFound", "message": "it is not there"}})
+    token_path = "/v1/access-tokens/1a"
+    leader.scripted = {
+        token_path: [(LOST_REPLY, None), absent],
+        "/v1/blobs/k": [(LOST_REPLY, None), absent],
+    }
+    with NimbusClient([leader.url], patience=20) as nimbus:
+        nimbus.request("DELETE", token_path)
+        with pytest.raises(KeyNotFound, match="it is not there"):
+            nimbus.request("DELETE", token_path)
+    with NimbusBlobClient(leader.url, deadline_secs=20) as blobs:
+        blobs.delete("k")
+        with pytest.raises(KeyNotFound, match="it is not there"):
+            blobs.delete("k")
 
 
 def test_a_refusal_is_final_only_from_a_nimbus_that_leads(peers: list[Peer]) -> None:
