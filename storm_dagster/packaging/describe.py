@@ -19,7 +19,7 @@ from typing import Any
 
 from storm_dagster.host.files import write_atomically
 from storm_dagster.host.imports import quick_imports
-from storm_dagster.model.errors import InvalidTopology, StormDagsterError
+from storm_dagster.model.errors import InvalidTopology, StormDagsterError, typed_error_text
 
 with quick_imports():
     from storm_dagster.api import Topology, TopologyBuilder
@@ -34,16 +34,10 @@ def _where(error: BaseException, root: str) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [frame for frame in frames if frame.filename.startswith(root)]
+    user_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(root)]
     if not user_frames:
         return "outside its own files"
     return f"{user_frames[-1].filename}, line {user_frames[-1].lineno}"
-
-
-def _text(error: BaseException) -> str:
-    """The error's class and its text, if it has one."""
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _import(module: str, root: str, expected: str | None) -> ModuleType:
@@ -73,9 +67,8 @@ def _import(module: str, root: str, expected: str | None) -> ModuleType:
             f'imported ({_where(error, root)}): put such code under if __name__ == "__main__"'
         ) from None
     except BaseException as error:
-        raise InvalidTopology(
-            f"module {module!r} cannot be imported: {_text(error)} ({_where(error, root)})"
-        ) from None
+        reason = f"{typed_error_text(error)} ({_where(error, root)})"
+        raise InvalidTopology(f"module {module!r} cannot be imported: {reason}") from None
     if expected is not None:
         file = getattr(loaded, "__file__", None)
         if file is None or not os.path.exists(file) or not os.path.samefile(file, expected):
@@ -180,7 +173,9 @@ def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
             f"{name} ended the interpreter with exit code {error.code!r} ({_where(error, root)})"
         ) from None
     except BaseException as error:
-        raise InvalidTopology(f"{name} raised {_text(error)} ({_where(error, root)})") from None
+        raise InvalidTopology(
+            f"{name} raised {typed_error_text(error)} ({_where(error, root)})"
+        ) from None
     if spec is None:
         raise InvalidTopology(
             f"{name} is {type(value).__name__}, which is not a topology: name a class derived from "

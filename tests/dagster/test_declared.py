@@ -248,6 +248,9 @@ def test_assets_show_inputs_outputs_and_their_code(project: Project) -> None:
     place = project.declare(
         deps=["lake/prices"], kinds=["kafka"], automation_condition=f"{{{{ {word}.eager() }}}}"
     )
+    former = place / "former" / "shop_code.py"
+    former.parent.mkdir()
+    former.write_text("class Count: ...\n")
     specs = project.specs()
     shop, count = specs["topologies/shop"], specs["topologies/shop/count"]
     assert {dep.asset_key.to_user_string() for dep in shop.deps} == {"lake/prices"}

@@ -4,6 +4,7 @@ do.
 
 from __future__ import annotations
 
+import os
 import sys
 import tarfile
 import zipfile
@@ -165,6 +166,17 @@ def test_packages_are_found_on_the_path(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.topology.spouts["words"].object.python == "shop.parts:Words"
     assert "is not importable" in refused("shop.nothing")
     assert "is not importable" in refused("no_such_package.module")
+
+
+def test_an_error_names_the_line_of_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised in a folder beside it, whose name begins with that of its own folder."""
+    write(tmp_path / "shop_tools" / "prices.py", "def read():\n    raise ValueError('no price')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "shop_tools"), prepend=os.pathsep)
+    text = "import prices\n\ndef make():\n    return prices.read()\n"
+    target = write(tmp_path / "shop" / "flow.py", text)
+    assert f"make raised ValueError: no price ({target}, line 4)" in refused(f"{target}:make")
 
 
 def test_a_file_that_shadows_a_module_is_refused(tmp_path: Path) -> None:

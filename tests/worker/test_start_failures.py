@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import storm_dagster
 from storm_dagster.host.worker_spec import HeartbeatFile
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread
@@ -25,6 +27,33 @@ def test_an_error_is_described_with_its_file_and_line() -> None:
         f"ValueError: no file (test_start_failures.py, line {line})"
     )
     assert describe_error(KeyError("x")) == "KeyError: 'x'"
+    assert describe_error(TimeoutError()) == "TimeoutError", "it has no text"
+
+
+def test_a_package_beside_this_one_is_the_authors_code() -> None:
+    """Its name begins with that of this package, as those of plug-ins do."""
+    folder = Path(storm_dagster.__file__).parent
+    plugin = load_source(f"{folder}_shop/prices.py", "def call(function):\n    return function()\n")
+    product = load_source(
+        f"{folder}/calls.py",
+        "import sys\n"
+        "from storm_dagster.worker.tasks.stacks import component_stack\n"
+        "def fail():\n    raise ValueError('no price')\n"
+        "def stack():\n    return component_stack(sys._getframe())\n",
+    )
+    with pytest.raises(ValueError, match="no price") as caught:
+        plugin["call"](product["fail"])
+    assert describe_error(caught.value) == "ValueError: no price (prices.py, line 2)"
+    lines = plugin["call"](product["stack"]).splitlines()
+    files = [line.split(chr(34))[1] for line in lines if line.strip().startswith("File")]
+    assert files[-2:] == [f"{folder}_shop/prices.py", f"{folder}/calls.py"]
+
+
+def load_source(file: str, source: str) -> dict[str, Any]:
+    """Names of a module whose code is said to be in ``file``."""
+    module: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), module)  # noqa: S102
+    return module
 
 
 @pytest.mark.parametrize("text", ["", "count[7]: ValueError: no file", '"\\\x00ä' * 2000])

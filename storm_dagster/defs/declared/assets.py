@@ -185,14 +185,16 @@ def _code_reference(described: TargetDescription, python: str | None) -> dict[st
     """
     module, _, name = (python or "").partition(":")
     path_end = f"/{module.replace('.', '/')}.py"
-    for path in sorted(described.stamps):
-        if path.as_posix().endswith(path_end):
-            _, _, own_name = name.rpartition(".")
-            line = _definition_line(path, own_name)
-            reference = dg.LocalFileCodeReference(file_path=str(path), line_number=line)
-            value = dg.CodeReferencesMetadataValue(code_references=[reference])
-            return {"dagster/code_references": value}
-    return {}
+    files = [path for path in described.stamps if path.as_posix().endswith(path_end)]
+    if not files:
+        return {}
+    # A folder below that of the code may have a file of the same name: it is deeper.
+    file = min(files, key=lambda path: len(path.parts))
+    _, _, own_name = name.rpartition(".")
+    line = _definition_line(file, own_name)
+    reference = dg.LocalFileCodeReference(file_path=str(file), line_number=line)
+    value = dg.CodeReferencesMetadataValue(code_references=[reference])
+    return {"dagster/code_references": value}
 
 
 def _definition_line(path: Path, name: str) -> int:

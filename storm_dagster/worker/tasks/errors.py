@@ -1,6 +1,7 @@
 """Reports of the errors of tasks."""
 
 import logging
+import os
 import threading
 import time
 import traceback
@@ -15,8 +16,10 @@ _log = logging.getLogger(__name__)
 _MAX_ERROR_CHARS = 150
 """Characters of the text of an error in one line."""
 
-_PACKAGE = str(Path(__file__).parents[2])
-"""Folder of this package: an author looks for the place of an error in other files."""
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
+"""Beginning of the names of this package's files: an author looks for the place of an error in
+other files.
+"""
 
 
 def describe_error(error: BaseException) -> str:
@@ -32,7 +35,8 @@ def describe_error(error: BaseException) -> str:
     own_frames = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
     frame = (own_frames or list(frames))[-1:]
     place = "".join(f" ({Path(part.filename).name}, line {part.lineno})" for part in frame)
-    return f"{type(error).__name__}: {text}{place}"
+    kind = type(error).__name__
+    return f"{kind}: {text}{place}" if text else f"{kind}{place}"
 
 
 @dataclass(eq=False)

@@ -1,5 +1,6 @@
 """Stack of a component's call, for reports of calls that do not return."""
 
+import os
 import sysconfig
 import traceback
 from pathlib import Path
@@ -7,10 +8,13 @@ from types import FrameType
 from typing import Any
 
 _STANDARD_FOLDERS = {
-    str(Path(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 }
-_PRODUCT_FOLDER = str(Path(__file__).parents[2])
-_LIBRARIES = (*_STANDARD_FOLDERS, _PRODUCT_FOLDER, "<frozen")
+_PRODUCT_FOLDER = Path(__file__).parents[2]
+_LIBRARIES = (
+    *(f"{folder}{os.sep}" for folder in (*_STANDARD_FOLDERS, _PRODUCT_FOLDER)),
+    "<frozen",
+)
 """Beginnings of file names that are not the user's code."""
 _USER_FRAMES = 6
 _LIBRARY_FRAMES = 2
