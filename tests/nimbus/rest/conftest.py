@@ -1,4 +1,7 @@
-"""Storm's REST of a nimbus that shows a word count, for all tests of a module."""
+"""Storm's REST of a nimbus that shows a word count, for all tests of a module.
+
+Each good response to its client is compared with the description of its route.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.protocols.described_responses import DescribedResponses
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.served_topology import serve_topology
 from storm_rigs.stage.storm_rest import StormRest
@@ -78,6 +82,8 @@ def rest(module_stage: Stage) -> Iterator[StormRest]:
         log.parent.mkdir(parents=True)
         log.write_text(f"log of {port}\n")
     with served.nimbus.client(timeout=30.0) as client:
+        described = DescribedResponses(client.get("/openapi.json").json())
+        client.event_hooks["response"].append(described.check)
         rest = StormRest(
             module_stage, served.nimbus, rig, served.service, served.ports, http=client
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -246,6 +247,24 @@ def test_actions_without_dagster_are_the_leaders(rest: StormRest) -> None:
         f"/api/v1/topology/{rest.id}/rebalance/0", json={"rebalanceOptions": {"numWorkers": 2}}
     )
     assert rebalance.status_code == 503 and "Dagster" in rebalance.json()["errorMessage"]
+
+
+def test_levels_of_loggers_are_changed_and_reset(rest: StormRest) -> None:
+    path = f"/api/v1/topology/{rest.id}/logconfig"
+
+    def change(level: dict[str, Any]) -> httpx.Response:
+        return rest.http.post(path, json={"namedLoggerLevels": {"my.module": level}})
+
+    changed = change({"target_level": "DEBUG", "timeout": 60})
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["namedLoggerLevels"]["my.module"]["target_level"] == "DEBUG"
+    assert change({"target_level": 7}).status_code == 400
+    assert change({"target_level": None}).status_code == 200
+    eventually(
+        lambda: rest.get(f"/topology/{rest.id}/logconfig") == {"namedLoggerLevels": {}},
+        timeout=20,
+        what="the level of the conf",
+    )
 
 
 def test_prometheus_gets_figures_of_topologies_and_slots(rest: StormRest) -> None:

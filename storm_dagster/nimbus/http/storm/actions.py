@@ -57,10 +57,11 @@ class LoggerLevel(RequestModel):
     Without a target level the logger gets the level of the conf.
     """
 
-    target_level: Any = None
-    reset_level: Any = None
+    target_level: str | None = None
+    reset_level: str | None = None
     timeout: int | None = None
     timeout_epoch: Any = None
+    """Ignored: ``timeout`` counts."""
 
 
 class LogLevelsRequest(BaseModel):
@@ -221,7 +222,7 @@ class TopologyActions:
         "/api/v1/topology/{id}/logconfig",
         summary="Change levels of loggers in the workers, for a time or until the next change",
         body=LogLevelsRequest,
-        responses={200: TopologyOperation},
+        responses={200: LogLevelsPage},
         errors=CHANGE_ERRORS,
     )
     def set_log_levels(self, name: TopologyId, document: JsonMap) -> dict[str, Any]:
