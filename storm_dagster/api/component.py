@@ -223,7 +223,8 @@ class Component:
     def report_metric(self, name: str, value: Any) -> None:
         """Publish a number under ``name`` in the task's statistics.
 
-        The newest value is shown.
+        The newest value is shown. JSON has no NaN and no infinities: they are the texts ``"NaN"``,
+        ``"Infinity"`` and ``"-Infinity"`` there, and numbers in Prometheus' format.
         """
         self._bound().metric(name, value)
 

@@ -168,3 +168,20 @@ def _shown_part(part: Any) -> Any:
     if isinstance(part, dict):
         return {_shown_part(key): _shown_part(member) for key, member in part.items()}
     return part
+
+
+NON_FINITE: dict[str, float] = {
+    "NaN": float("nan"),
+    "Infinity": float("inf"),
+    "-Infinity": float("-inf"),
+}
+"""Numbers that JSON lacks, by their texts in metrics, which are those of Protocol Buffers."""
+
+
+def metric_number(value: float) -> float | str:
+    """A number for a metric; the text of :data:`NON_FINITE` if JSON lacks it."""
+    if isfinite(value):
+        return value
+    if value != value:
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"

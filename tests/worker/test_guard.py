@@ -5,6 +5,7 @@ on.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
 import time
@@ -299,6 +300,8 @@ def test_metrics_are_numbers_that_every_report_can_hold() -> None:
     assert metric_value("mean", numpy.float64(1.5)) == ("mean", 1.5)
     kind, value = metric_value("n", numpy.int64(7))
     assert (kind, value, type(value)) == ("n", 7, int)
+    for number, text in ((math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")):
+        assert metric_value("mean", numpy.float64(number)) == ("mean", text)
     assert metric_value("on", True) == ("on", True) and metric_value("s", "text") == ("s", "text")
     loop: list[Any] = []
     loop.append(loop)

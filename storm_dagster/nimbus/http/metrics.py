@@ -31,6 +31,7 @@ from storm_dagster.core.snapshot.topology import ComponentSnapshot, TopologySnap
 from storm_dagster.core.snapshot.windows import ALL_TIME
 from storm_dagster.host.disk import disk_room
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.json_values import NON_FINITE
 from storm_dagster.model.latency import prometheus_buckets
 from storm_dagster.model.tables import load_table
 from storm_dagster.model.view import ClusterView
@@ -237,11 +238,16 @@ def _demand_metrics(demands: Iterable[SlotDemand]) -> Iterator[Metric]:
 def _user_metrics(
     topologies: Iterable[TopologySnapshot],
 ) -> dict[tuple[str, str, str, str], float]:
-    """Numbers that tasks report, by topology, component, task and metric."""
+    """Numbers that tasks report, by topology, component, task and metric.
+
+    NaN and infinities, which the topology master reports as text, are numbers of Prometheus.
+    """
     numbers: dict[tuple[str, str, str, str], float] = {}
     for topology in topologies:
         for (component, task), values in topology.metrics.items():
             for metric, value in values.items():
+                if isinstance(value, str):
+                    value = NON_FINITE.get(value)
                 if isinstance(value, int | float):
                     numbers[topology.name, component, task, str(metric)] = float(value)
     return numbers

@@ -17,6 +17,7 @@ from storm_rigs.stage.served_topology import serve_topology
 from storm_rigs.stage.storm_rest import StormRest
 
 CODE = """
+import math
 import time
 from storm_dagster.api import Bolt, Spout
 
@@ -31,6 +32,7 @@ class Lines(Spout):
         if self.number < 200:
             self.number += 1
             self.emit(["a b a"], tup_id=self.number)
+            self.report_metric("share", math.nan)
             self.report_metric("lag", 200 - self.number)
             self.report_metric("lag_by_partition", {"orders[0]": [200 - self.number, 1.5]})
 

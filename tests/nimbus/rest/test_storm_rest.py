@@ -267,6 +267,16 @@ def test_levels_of_loggers_are_changed_and_reset(rest: StormRest) -> None:
     )
 
 
+def test_a_metric_that_is_not_a_number_is_shown_as_such(rest: StormRest) -> None:
+    """JSON has no NaN, and gets a text; Prometheus has it."""
+    reported = rest.get(f"/topology/{rest.id}/metrics")["reported"]
+    (shares,) = [row["metrics"]["share"] for row in reported if "share" in row["metrics"]]
+    assert shares == "NaN"
+    text = rest.http.get("/metrics").text
+    (line,) = [line for line in text.splitlines() if 'metric="share"' in line]
+    assert line.endswith(" NaN")
+
+
 def test_prometheus_gets_figures_of_topologies_and_slots(rest: StormRest) -> None:
     text = rest.http.get("/metrics").text
     assert 'storm_topology_emitted_total{topology="wc"}' in text
