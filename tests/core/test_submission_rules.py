@@ -20,7 +20,11 @@ from storm_dagster.core.submission.tasks import (
     rescale,
     with_system_components,
 )
-from storm_dagster.core.submission.validation import normalize_submission, validate_topology
+from storm_dagster.core.submission.validation import (
+    check_confs,
+    normalize_submission,
+    validate_topology,
+)
 from storm_dagster.model.conf import default_conf, validate_conf
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.ranges import encode_ranges
@@ -94,6 +98,21 @@ class TestConf:
         normalize_conf(cluster, {"storm.local.dir": "/x"}, topology(), "i")
         with pytest.raises(InvalidTopology, match=r"storm\.local\.dir"):
             normalize_conf(cluster, {"storm.local.dir": "/y"}, topology(), "i")
+
+    def test_the_conf_of_a_component_is_stored_as_it_is_checked(self) -> None:
+        """A JSON writer may write 2 as 2.0; a Java class and a null under a default do not count."""
+        bolt_conf = {
+            "topology.tasks": 2.0,
+            "topology.message.timeout.secs": None,
+            "topology.scheduler.strategy": "org.apache.storm.scheduler.EvenScheduler",
+            "own": None,
+        }
+        spec = topology(bolts={"b": component(1, reads("s"), conf=bolt_conf)})
+        submitted, checked, _ = check_confs({}, spec, "the conf", "error")
+        _, normal = normalize_submission(default_conf(), submitted, checked)
+        assert checked.bolts["b"].conf == {"topology.tasks": 2, "own": None}
+        assert type(normal.bolts["b"].conf["topology.tasks"]) is int
+        assert (checked.spouts, list(checked.bolts)) == (spec.spouts, ["b"])
 
     def test_all_wrong_keys_are_named_at_once(self) -> None:
         with pytest.raises(InvalidTopology) as caught:

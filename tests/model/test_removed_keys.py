@@ -70,6 +70,7 @@ def test_a_topology_with_it_is_accepted(key: str, unknown: Any) -> None:
     spec = plain.model_copy(update={"conf": former, "spouts": spouts})
     conf, checked, warnings = check_confs(former, spec, "the uploaded conf", unknown)
     assert key not in conf and key not in checked.conf
+    assert key not in checked.spouts[name].conf
     assert len([text for text in warnings if REMOVED_KEYS[key] in text]) == 3
 
 

@@ -55,22 +55,24 @@ def check_confs(
     """Check every conf of a submission; return (conf, topology, warnings).
 
     ``document`` is the submission's conf, ``source`` its name in messages, ``unknown`` that of
-    :func:`validate_conf`, which also cleans the returned conf and the topology's own. Components
-    keep theirs as submitted. Raises :class:`InvalidTopology` for a wrong conf.
+    :func:`validate_conf`, which also cleans the returned conf, the topology's own and those of its
+    components. Raises :class:`InvalidTopology` for a wrong conf.
     """
     conf, warnings = validate_conf(document, source=source, unknown=unknown, submitted=True)
     topology_conf, topology_warnings = validate_conf(
         spec.conf, source="the topology's own conf", unknown=unknown, submitted=True
     )
     warnings.extend(topology_warnings)
+    parts: dict[str, dict[str, ComponentSpec]] = {"bolt": {}, "spout": {}}
     for component_id, kind, part in spec.components():
         part_source = f"conf of {kind} {component_id!r}"
-        # Only checked: the component's conf stays as submitted.
-        _, part_warnings = validate_conf(
+        part_conf, part_warnings = validate_conf(
             part.conf, source=part_source, unknown=unknown, submitted=True
         )
         warnings.extend(part_warnings)
-    return conf, spec.model_copy(update={"conf": topology_conf}), warnings
+        parts[kind][component_id] = part.model_copy(update={"conf": part_conf})
+    changes = {"conf": topology_conf, "bolts": parts["bolt"], "spouts": parts["spout"]}
+    return conf, spec.model_copy(update=changes), warnings
 
 
 def normalize_submission(
