@@ -16,10 +16,10 @@ from storm_dagster.core.host_problems import (
     supervisor_problems,
 )
 from storm_dagster.core.snapshot.statuses import down_tasks
-from storm_dagster.http.clocks import clock_ahead_secs
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.cluster_rows import read_peer_health
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import problems, slow_call_problems, state_problems
@@ -93,7 +93,7 @@ class ClusterProblems:
             httpx.Client(timeout=_HEALTH_SECS, **options) as http,
             ThreadPoolExecutor(len(peers)) as pool,
         ):
-            answers = pool.map(lambda peer: _health_of(http, peer.http), peers)
+            answers = pool.map(lambda peer: read_peer_health(http, peer.http), peers)
             for peer, answer in zip(peers, answers, strict=True):
                 if answer is None:
                     not_looked_at.append(f"nimbus {peer.address}, which does not answer")
@@ -101,21 +101,6 @@ class ClusterProblems:
                     host = peer.address.rpartition(":")[0]
                     rows.append({**answer, "address": peer.address, "host": host})
         return rows
-
-
-def _health_of(http: httpx.Client, url: str) -> dict[str, Any] | None:
-    """Document of ``/healthz`` of another nimbus, with its clock; ``None`` without an answer."""
-    asked_at = time.time()
-    try:
-        response = http.get(f"{url}/healthz")
-        document = response.json()
-    except (httpx.HTTPError, ValueError):
-        return None
-    if not isinstance(document, dict):
-        return None
-    behind_secs = clock_ahead_secs(response.headers, asked_at)
-    ahead_secs = None if behind_secs is None else -behind_secs
-    return {**document, "clock_ahead_secs": ahead_secs}
 
 
 def _number(text: str | None, name: str, default: int, lowest: int, highest: int) -> int:

@@ -5,10 +5,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import httpx
+
 from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.liveness.pause import pause_text
 from storm_dagster.core.snapshot.cluster import SupervisorSnapshot
 from storm_dagster.host.disk import disk_room
+from storm_dagster.http.clocks import clock_ahead_secs
 from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.view import ClusterView
 from storm_dagster.nimbus.member import Nimbus
@@ -121,3 +124,21 @@ def health_document(nimbus: Nimbus) -> dict[str, Any]:
         "disk_free_mb": disk.free_mb,
         "disk_mb": disk.total_mb,
     }
+
+
+def read_peer_health(http: httpx.Client, url: str) -> dict[str, Any] | None:
+    """Document of ``/healthz`` of another nimbus, with its clock; ``None`` without an answer.
+
+    ``http`` limits the wait.
+    """
+    asked_at = time.time()
+    try:
+        response = http.get(f"{url}/healthz")
+        document = response.json()
+    except (httpx.HTTPError, ValueError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    behind_secs = clock_ahead_secs(response.headers, asked_at)
+    ahead_secs = None if behind_secs is None else -behind_secs
+    return {**document, "clock_ahead_secs": ahead_secs}

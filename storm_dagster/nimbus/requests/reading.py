@@ -30,6 +30,7 @@ from storm_dagster.nimbus.requests.cluster_rows import (
     health_document,
     nimbus_row,
     pause_fields,
+    read_peer_health,
     supervisor_row,
 )
 from storm_dagster.nimbus.requests.event_pulls import users_of_events
@@ -511,17 +512,9 @@ class ClusterReader:
             if leader == nimbus.identity.address:
                 detail: Mapping[str, Any] = self.health()
             else:
-                detail = self._read_health(record.http)
+                detail = read_peer_health(self._http, record.http) or {}
             rows.insert(0, nimbus_row(leader, True, {**detail, "http": record.http}))
         return rows
-
-    def _read_health(self, http: str) -> Mapping[str, Any]:
-        """Document of ``/healthz`` of another nimbus; empty if it does not answer in 1 s."""
-        try:
-            document = self._http.get(f"{http}/healthz").json()
-        except (httpx.HTTPError, ValueError):
-            return {}
-        return document if isinstance(document, dict) else {}
 
     def _reading_context(self) -> OperationsContext:
         # Reads are not fenced: any epoch is right.
