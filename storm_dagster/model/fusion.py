@@ -36,6 +36,11 @@ OTHER_WAY = (
     "its spout's worker runs the chain the other way (topology.spark.fuse): it is sent again until"
     " both are updated"
 )
+SPARK_CLASS_KEY = "spark.component"
+"""Key that the authoring API sets in the conf of a component of a user's class that is derived from
+a Spark component: only a process with the user's code can see that.
+"""
+_SPARK_CLASSES = ("SparkSpout", "SparkQuery", "SparkBolt")
 # Groupings that send each tuple to one task.
 _GROUPINGS = ("shuffle", "local_or_shuffle", "none", "fields", "partial_key", "global")
 
@@ -49,8 +54,8 @@ def _class_of(part: ComponentSpec) -> str:
 
 
 def is_spark_component(part: ComponentSpec) -> bool:
-    """True if the component is a SparkSpout, SparkQuery or SparkBolt of the API."""
-    return _class_of(part) in ("SparkSpout", "SparkQuery", "SparkBolt")
+    """True if the component is a SparkSpout, SparkQuery or SparkBolt, or of a class of these."""
+    return _class_of(part) in _SPARK_CLASSES or part.conf.get(SPARK_CLASS_KEY) is True
 
 
 def fused_components(spec: TopologySpec, conf: Mapping[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,17 +11,28 @@ from storm_dagster.api import SparkBolt, TopologyBuilder
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.model.conf import default_conf, validate_conf
 from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.fusion import is_spark_component
 from storm_dagster.model.topology import TopologySpec
 
 CONNECT = "sc://spark1:15002"
 
 
-def topology(*, spark: bool = True, conf: dict[str, Any] | None = None) -> TopologySpec:
+class Totals(SparkBolt):
+    """A user's own class of Spark components."""
+
+    @classmethod
+    def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+
+def topology(
+    *, spark: bool = True, conf: dict[str, Any] | None = None, bolt: type[SparkBolt] = SparkBolt
+) -> TopologySpec:
     builder = TopologyBuilder("prices")
     builder.set_spout("lines", "prices:Lines", outputs=["text"])
     if spark:
         arguments = {"function": "prices:totals"}
-        builder.set_bolt("totals", SparkBolt, inputs="lines", args=arguments, config=conf)
+        builder.set_bolt("totals", bolt, inputs="lines", args=arguments, config=conf)
     return builder.build()
 
 
@@ -41,6 +53,15 @@ def test_a_master_beside_the_connect_server_of_the_cluster_is_refused() -> None:
     assert "bolt 'totals': spark.master 'yarn' of the topology's conf has no effect" in message
     assert f"beside spark.remote '{CONNECT}' of the cluster's conf" in message
     assert "set spark.remote: null in the topology's conf" in message
+
+
+def test_a_users_class_of_a_spark_component_is_one() -> None:
+    spec = topology(bolt=Totals)
+    assert is_spark_component(spec.bolts["totals"])
+    assert not is_spark_component(spec.spouts["lines"])
+    message = refusal({"spark.remote": CONNECT}, {"spark.master": "yarn"}, spec)
+    assert "bolt 'totals': spark.master 'yarn' of the topology's conf has no effect" in message
+    assert topology().bolts["totals"].conf.keys() == {"topology.tick.tuple.freq.secs"}
 
 
 def test_a_master_beside_a_connect_server_of_its_own_is_refused() -> None:

@@ -110,6 +110,11 @@ class SparkBolt(Bolt):
         return {"topology.tick.tuple.freq.secs": float(args.get("batch_secs", 1.0))}
 
     @classmethod
+    def _spec_conf(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """As a component, with the mark of a class that is not of this library."""
+        return {**super()._spec_conf(args), **spark_session.class_conf(cls)}
+
+    @classmethod
     def _check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
         spark_session.check_function(args.get("function"), owner)
 

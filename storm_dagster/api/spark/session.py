@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from storm_dagster.api.spark.causes import innermost, reads_like_outage
 from storm_dagster.host.requirements import needs
 from storm_dagster.model.conf import mask_text
-from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    Conflict,
+    InvalidTopology,
+    StormDagsterError,
+    Unavailable,
+    error_text,
+)
+from storm_dagster.model.fusion import SPARK_CLASS_KEY
 from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.spark_remote import (
     ClusterSpark,
@@ -74,6 +81,17 @@ _OWN_KEYS = {
     "spark.sql.streaming.numRecentProgressUpdates": "20"
 }
 """Keys of every session; ``topology.spark.conf`` overrides them."""
+
+
+def class_conf(component: type) -> dict[str, Any]:
+    """Conf that marks a user's class of Spark components; empty for the classes of this library.
+
+    Nimbus has no code of users: it finds the Spark components of a topology by their names and this
+    mark.
+    """
+    if component.__module__.startswith("storm_dagster.api."):
+        return {}
+    return {SPARK_CLASS_KEY: True}
 
 
 class SparkAway(Unavailable):
@@ -305,7 +323,7 @@ def _abandon(session: Any, target: tuple[str, str]) -> None:
         else:
             session.stop()
     except Exception as error:
-        _log.info("the lost Spark session did not stop cleanly: %s", error)
+        _log.info("the lost Spark session did not stop cleanly: %s", error_text(error))
 
 
 def release_sessions() -> None:

@@ -18,7 +18,7 @@ from storm_dagster.api.spark.fused import make_chain
 from storm_dagster.api.spark.progress import CheckpointOwner, metrics_of, new_reports
 from storm_dagster.api.spouts import Spout
 from storm_dagster.host.waiting import Backoff
-from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError
+from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, error_text
 from storm_dagster.model.fusion import CHAIN_KEY, FUSED_COUNTS
 
 _log = logging.getLogger(__name__)
@@ -110,6 +110,11 @@ class SparkSpout(Spout):
         """Number of batches that have ended, as the metric ``batches``."""
         self._newest: dict[str, int] = {}
         """Run of the query -> its newest batch."""
+
+    @classmethod
+    def _spec_conf(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """As a component, with the mark of a class that is not of this library."""
+        return {**super()._spec_conf(args), **spark_session.class_conf(cls)}
 
     @classmethod
     def _check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
@@ -241,7 +246,7 @@ class SparkSpout(Spout):
                 self._checkpoint_owner.check(self._session)
             query.stop()
         except Exception as error:
-            _log.info("the query of %s was not stopped: %s", self.source, error)
+            _log.info("the query of %s was not stopped: %s", self.source, error_text(error))
             return False
         return True
 
