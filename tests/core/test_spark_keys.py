@@ -64,6 +64,11 @@ def test_a_users_class_of_a_spark_component_is_one() -> None:
     assert topology().bolts["totals"].conf.keys() == {"topology.tick.tuple.freq.secs"}
 
 
+def test_a_connect_url_is_no_master() -> None:
+    message = refusal({}, {"spark.master": CONNECT}, topology())
+    assert "is a Spark Connect URL: write it under topology.spark.remote" in message
+
+
 def test_a_master_beside_a_connect_server_of_its_own_is_refused() -> None:
     own = {"spark.master": "yarn", "topology.spark.remote": CONNECT, "spark.remote": None}
     message = refusal({}, own, topology())

@@ -66,7 +66,12 @@ def _check_scheme(key: str, conf: Conf, owner: str) -> None:
 
 
 def _check_master(cluster: Conf, own: Conf, owner: str) -> None:
-    """Check that no key hides the ``spark.master`` of ``own``."""
+    """Check that ``spark.master`` of ``own`` is no Connect URL, and that no key hides it."""
+    if str(own[MASTER]).startswith(_SCHEME):
+        raise InvalidTopology(
+            f"{owner}: {MASTER} is {mask_text(str(own[MASTER]))!r:.200}, which is a Spark Connect "
+            f"URL: write it under {REMOTES[0]}"
+        )
     for key in REMOTES:
         source = "the topology's" if key in own else "the cluster's"
         url = own[key] if key in own else cluster.get(key)
