@@ -116,6 +116,25 @@ def test_a_failed_check_is_told_once_and_its_end_once(desk: Desk) -> None:
     assert desk.tick() == [f"ERROR: {CHECK}"]
 
 
+def test_a_problem_of_days_ends_although_its_check_is_running(desk: Desk) -> None:
+    """A tick during the check finds no evaluation, and does not forget the problem."""
+    desk.evaluate(False)
+    assert desk.tick() == [f"ERROR: {CHECK}"]
+    told = json.loads(desk.cursor or "")["told"]
+    desk.cursor = json.dumps({"told": dict.fromkeys(told, 1.0)})
+    during: list[str] = []
+
+    @dg.asset_check(asset=active_topology, name="invariants")
+    def running_check() -> dg.AssetCheckResult:
+        during.extend(desk.tick())
+        return dg.AssetCheckResult(passed=True)
+
+    selection = dg.AssetSelection.checks(running_check)
+    dg.materialize([active_topology, running_check], instance=desk.instance, selection=selection)
+    assert during == []
+    assert desk.tick() == [f"RESOLVED: {CHECK}"]
+
+
 def test_foreign_checks_and_warnings_alert_only_on_request(
     instance: dg.DagsterInstance,
 ) -> None:

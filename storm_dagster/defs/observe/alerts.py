@@ -15,15 +15,16 @@ from typing import Any, Literal
 import dagster as dg
 
 from storm_dagster.defs.observe.sensors import read_cursor
+from storm_dagster.model.errors import typed_error_text
 
 _MAX_OPEN = 64
 """Open problems that the cursor holds; further ones wait."""
 _MAX_TICK_SECS = 30.0
 """Time after which a tick makes no further call; the next tick continues."""
 _FORGET_SECS = 86_400
-"""Time after which the problem of a check is forgotten if the check has no evaluation.
+"""Time after which the problem of a check that is no longer defined is forgotten.
 
-Such a check is no longer defined, and its problem would never end.
+Such a problem would never end.
 """
 
 
@@ -47,9 +48,18 @@ class Alert:
         return f"{'RESOLVED' if self.resolved else self.severity}: {self.subject}"
 
 
-def _mark(alert: Alert) -> str:
-    """Short hash of the problem, for the cursor."""
-    return hashlib.sha256(alert.key.encode()).hexdigest()[:10]
+def _mark(problem: str) -> str:
+    """Short hash of a problem's key, for the cursor."""
+    return hashlib.sha256(problem.encode()).hexdigest()[:10]
+
+
+def _subject_of(key: dg.AssetCheckKey) -> str:
+    return f"{key.asset_key.to_user_string()}:{key.name}"
+
+
+def _problem_of(key: dg.AssetCheckKey) -> str:
+    """Key of the problem that a check reports when it fails."""
+    return f"check {_subject_of(key)}"
 
 
 def alerts_to_send(alerts: Iterable[Alert], open_problems: Mapping[str, float]) -> list[Alert]:
@@ -57,7 +67,7 @@ def alerts_to_send(alerts: Iterable[Alert], open_problems: Mapping[str, float]) 
 
     ``open_problems``: mark of each problem that was reported -> epoch seconds.
     """
-    return [alert for alert in alerts if alert.resolved == (_mark(alert) in open_problems)]
+    return [alert for alert in alerts if alert.resolved == (_mark(alert.key) in open_problems)]
 
 
 def check_alerts(
@@ -75,11 +85,9 @@ def check_alerts(
     for key, record in sorted(records.items(), key=lambda item: str(item[0])):
         event = record.event.dagster_event if record.event is not None else None
         if event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            # It is being evaluated now. Its open problem, if any, stays open, unless it is older
-            # than a day.
+            # It is being evaluated now. Its open problem, if any, stays open.
             continue
         evaluation: Any = event.event_specific_data
-        subject = f"{key.asset_key.to_user_string()}:{key.name}"
         is_error = evaluation.severity == dg.AssetCheckSeverity.ERROR
         findings = evaluation.metadata.get("found")
         text = evaluation.description
@@ -87,8 +95,8 @@ def check_alerts(
             text = findings.value
         alerts.append(
             Alert(
-                f"check {subject}",
-                subject,
+                _problem_of(key),
+                _subject_of(key),
                 "ERROR" if is_error else "WARN",
                 str(text or "the check failed"),
                 resolved=bool(evaluation.passed) or not (is_error or warnings),
@@ -120,12 +128,11 @@ def build_alert_sensor(
         open_problems = _read_open_problems(context.cursor)
         checks = _checks_of(context, selection or dg.AssetSelection.kind("storm"))
         alerts = check_alerts(context.instance, checks, warnings=warnings)
-        marks = {_mark(alert) for alert in alerts}
-        # An open problem whose check has an evaluation is not forgotten.
+        defined = {_mark(_problem_of(key)) for key in checks}
         open_problems = {
             mark: at
             for mark, at in open_problems.items()
-            if now - at < _FORGET_SECS or mark in marks
+            if mark in defined or now - at < _FORGET_SECS
         }
         sent = 0
         for alert in alerts_to_send(alerts, open_problems):
@@ -137,14 +144,14 @@ def build_alert_sensor(
                 on_alert(alert)
             except Exception as error:
                 context.log.error(
-                    f"{alert.title}: {type(error).__name__}: {error}; tried again at the next tick"
+                    f"{alert.title}: {typed_error_text(error)}; tried again at the next tick"
                 )
                 continue
             sent += 1
             if alert.resolved:
-                open_problems.pop(_mark(alert), None)
+                open_problems.pop(_mark(alert.key), None)
             else:
-                open_problems[_mark(alert)] = round(now)
+                open_problems[_mark(alert.key)] = round(now)
         return dg.SensorResult(
             skip_reason=dg.SkipReason(f"{sent} alerts sent, {len(open_problems)} problems known"),
             cursor=json.dumps({"told": open_problems}),
