@@ -75,6 +75,7 @@ def rest(module_stage: Stage) -> Iterator[StormRest]:
     conf = {
         "topology.message.timeout.secs": 17,
         "task.heartbeat.frequency.secs": 0.5,
+        "topology.debug": True,
         "topology.environment": {"API_TOKEN": "planted-secret"},
     }
     rig = module_stage.workers(builder, tasks, code=CODE, conf=conf)

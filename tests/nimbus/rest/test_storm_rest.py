@@ -136,6 +136,14 @@ def test_the_page_of_a_component_has_its_streams_executors_and_errors(rest: Stor
     assert errors["component"] == "count/all"
 
 
+def test_the_pages_agree_that_all_tuples_are_logged(rest: StormRest) -> None:
+    """The share is in percent; ``topology.debug`` logs each tuple."""
+    page = rest.get(f"/topology/{rest.id}")
+    component = rest.get(f"/topology/{rest.id}/component/split")
+    assert (page["debug"], page["samplingPct"]) == (True, 100.0)
+    assert (component["debug"], component["samplingPct"]) == (True, 100.0)
+
+
 def test_metrics_lag_and_graph_name_every_component(rest: StormRest) -> None:
     metrics = rest.get(f"/topology/{rest.id}/metrics")
     (spout,) = metrics["spouts"]

@@ -1,5 +1,7 @@
 """Formats of Storm's UI: uptimes, latencies, links."""
 
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
 from storm_dagster.core.snapshot.upgrades import worker_log
@@ -27,6 +29,15 @@ def pretty_secs(secs: int) -> str:
 def format_fixed(number: float) -> str:
     """Format a latency or capacity with three decimals."""
     return f"{number:.3f}"
+
+
+def debug_fields(conf: Mapping[str, Any]) -> dict[str, Any]:
+    """``debug``, and the percentage of tuples that are logged.
+
+    ``topology.debug`` logs all of them; without it the percentage is Storm's default.
+    """
+    is_debugged = bool(conf.get("topology.debug"))
+    return {"debug": is_debugged, "samplingPct": 100.0 if is_debugged else 10.0}
 
 
 def window_hint(window: str) -> str:

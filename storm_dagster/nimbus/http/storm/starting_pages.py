@@ -4,7 +4,7 @@ from typing import Any
 
 from storm_dagster.core.snapshot.windows import WINDOWS
 from storm_dagster.nimbus.http.storm.cluster_pages import starting_row
-from storm_dagster.nimbus.http.storm.formats import format_fixed, window_hint
+from storm_dagster.nimbus.http.storm.formats import debug_fields, format_fixed, window_hint
 from storm_dagster.operations.submit.open_tokens import StartingTopology
 
 
@@ -22,8 +22,7 @@ def starting_page(topology: StartingTopology, window: str, version: str) -> dict
         "spouts": [],
         "bolts": [],
         "configuration": {},
-        "debug": False,
-        "samplingPct": 10.0,
+        **debug_fields({}),
         "visualizationTable": [],
     }
 

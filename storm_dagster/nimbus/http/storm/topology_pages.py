@@ -18,12 +18,15 @@ from storm_dagster.core.snapshot.windows import (
 )
 from storm_dagster.core.submission.tasks import with_system_components
 from storm_dagster.http.router import Parameter, Router
+from storm_dagster.model.conf import Conf
+from storm_dagster.model.conf_layers import LayerName, merge_conf
 from storm_dagster.model.errors import KeyNotFound, NotAlive
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.topology import InputSpec
 from storm_dagster.nimbus.http.storm.cluster_pages import topology_row, worker_row
 from storm_dagster.nimbus.http.storm.formats import (
     Links,
+    debug_fields,
     format_fixed,
     pretty_secs,
     short_error,
@@ -179,6 +182,11 @@ class TopologyPages:
                 f"topology {snapshot.name!r} has no component {component!r:.80}: it has "
                 f"{', '.join(sorted(snapshot.components))}"
             )
+        runnable = self._reader.runnable(snapshot.id)
+        spec = runnable.spec.component(part.id)
+        layers: dict[LayerName, Conf] = {"total": runnable.conf}
+        if spec is not None:
+            layers["component"] = spec.conf
         return {
             "id": part.id,
             "encodedId": quote_plus(part.id),
@@ -194,8 +202,7 @@ class TopologyPages:
             "windowHint": window_hint(window),
             "schedulerDisplayResource": False,
             **_NO_REQUESTED_RESOURCES,
-            "debug": bool(self._reader.runnable(snapshot.id).conf.get("topology.debug")),
-            "samplingPct": 10.0,
+            **debug_fields(merge_conf(layers)),
             "eventLogLink": "",
             "profilingAndDebuggingCapable": True,
             "profileActionEnabled": True,
@@ -251,8 +258,7 @@ class TopologyPages:
                 for part in snapshot.components_of("bolt", sys)
             ],
             "configuration": conf,
-            "debug": bool(runnable.conf.get("topology.debug")),
-            "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
+            **debug_fields(runnable.conf),
             "visualizationTable": [],
         }
 
