@@ -196,9 +196,9 @@ def dropped_requests(key: str, requested: int, count: int) -> str:
     )
 
 
-def even_ignores(keys: Iterable[str]) -> str:
-    """Warning for conf keys that the ``even`` strategy ignores."""
-    return f"the even strategy knows no {', no '.join(keys)}: ignored"
+def ignored_requests(strategy: str, keys: Iterable[str]) -> str:
+    """Warning for conf keys that a strategy ignores."""
+    return f"the {strategy} strategy knows no {', no '.join(keys)}: ignored"
 
 
 def _counted(count: int, noun: str) -> str:

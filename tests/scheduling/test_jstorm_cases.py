@@ -17,6 +17,7 @@ from storm_dagster.model.placement import (
     SupervisorSlots,
     TopologyPlacement,
     TopologyToPlace,
+    UserWorker,
 )
 from storm_rigs.placement.placement_clusters import small_topology, supervisor
 
@@ -310,6 +311,13 @@ def test_the_local_strategy_uses_one_slot_of_the_only_supervisor() -> None:
     assert (two.status, two.error_type) == ("failed", "InvalidRequest")
     full = place([supervisor(1, [6900], used=[6900])], topology)
     assert (full.status, full.error_type) == ("failed", "Unavailable")
+
+
+def test_the_local_strategy_names_the_requests_that_it_ignores() -> None:
+    worker = UserWorker(host="h1", components={"count": 1})
+    topology = small_topology(strategy="local", user_workers=(worker,), **WORD_COUNT)
+    placement = place([supervisor(1, FOUR)], topology)
+    assert placement.warnings == ("the local strategy knows no use.userdefine.assignment: ignored",)
 
 
 def test_without_a_live_supervisor_nothing_is_placed() -> None:

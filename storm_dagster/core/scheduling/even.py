@@ -3,13 +3,13 @@
 See ``docs/decisions.md#even-strategy``.
 """
 
-from storm_dagster.core.scheduling.requested_workers import Grants, ReusableSlot
+from storm_dagster.core.scheduling.requested_workers import Grants, ReusableSlot, request_keys
 from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
 from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary
-from storm_dagster.model.placement_reasons import Reason, even_ignores, refusal
+from storm_dagster.model.placement_reasons import Reason, ignored_requests, refusal
 from storm_dagster.model.slot import Slot
 
 
@@ -27,10 +27,10 @@ class Even(Strategy):
 
     def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
         """Conf keys that are ignored for a topology that runs already."""
-        ignored = _unsupported_requests(about)
+        ignored = request_keys(about)
         if about.use_old:
             ignored.append("use.old.assignment")
-        return [even_ignores(ignored)] if ignored else []
+        return [ignored_requests("even", ignored)] if ignored else []
 
     def allocate(self, allocation: SlotAllocation) -> None:
         """Allocate as many of the wanted slots as are free; refused only without any.
@@ -40,7 +40,8 @@ class Even(Strategy):
         """
         about = allocation.about
         request = allocation.request
-        unsupported = _unsupported_requests(about)
+        # A new topology with a request that round-robin assignment cannot follow is refused.
+        unsupported = request_keys(about)
         if unsupported and about.event == "new":
             raise PlacementRefused(refusal("even", about.name, keys=", no ".join(unsupported)))
         # Live workers that may be released, and the number of executors in those that must stay.
@@ -111,21 +112,6 @@ class Even(Strategy):
             turn = (turn + 1) % len(slots)
         for slot, positions, slot_reasons in zip(slots, filled, reasons, strict=True):
             assignment.add(slot, positions, slot_reasons)
-
-
-def _unsupported_requests(about: TopologySummary) -> list[str]:
-    """List the conf keys that round-robin assignment cannot follow.
-
-    A new topology with one of them is refused.
-    """
-    keys: list[str] = []
-    if about.user_workers:
-        keys.append("use.userdefine.assignment")
-    if about.differ_names:
-        keys.append(f"task.on.differ.node ({', '.join(about.differ_names)})")
-    if about.single_master:
-        keys.append("topology.master.single.worker")
-    return keys
 
 
 def _shares(count: int, total: int) -> list[int]:

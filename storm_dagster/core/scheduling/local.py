@@ -3,11 +3,12 @@
 It places one worker on the only supervisor, at its first free port.
 """
 
+from storm_dagster.core.scheduling.requested_workers import Grants, request_keys
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
 from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary
-from storm_dagster.model.placement_reasons import Reason, refusal
+from storm_dagster.model.placement_reasons import Reason, ignored_requests, refusal
 from storm_dagster.model.slot import Slot
 
 
@@ -19,6 +20,13 @@ class Local(Strategy):
     def workers(self, about: TopologySummary) -> tuple[int, bool]:
         """One."""
         return 1, False
+
+    def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
+        """Requests of the conf, which one worker cannot follow."""
+        ignored = request_keys(about)
+        if about.use_old:
+            ignored.append("use.old.assignment")
+        return [ignored_requests("local", ignored)] if ignored else []
 
     def allocate(self, allocation: SlotAllocation) -> None:
         """Allocate one slot on the only supervisor, in a rebalance the old one.

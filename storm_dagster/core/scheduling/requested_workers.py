@@ -93,6 +93,18 @@ def workers_to_place(
     return min(max(workers - staying, minimum), executors), master_alone
 
 
+def request_keys(about: TopologySummary) -> list[str]:
+    """Conf keys of a topology by which it requests workers that not every strategy grants."""
+    keys: list[str] = []
+    if about.user_workers:
+        keys.append("use.userdefine.assignment")
+    if about.differ_names:
+        keys.append(f"task.on.differ.node ({', '.join(about.differ_names)})")
+    if about.single_master:
+        keys.append("topology.master.single.worker")
+    return keys
+
+
 def grant_requests(about: TopologySummary, executors: Executors, history: EventHistory) -> Grants:
     """Grant requested workers, kind by kind, and count the slots.
 
