@@ -186,6 +186,10 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         """As :attr:`HarnessResult.warnings`; they are logged, too."""
         for warning in self.warnings:
             _log.warning("%s", warning)
+        self._given = frozenset(given or ())
+        """Names of the spouts that are replaced."""
+        self._waiting: list[tuple[str, list[Sequence[Any]]]] = []
+        """(spout, tuples) of :meth:`give` that their spouts do not have yet."""
         spec = fuse(_with_recorder(spec, given or {}, replays), merged)
         self.clock: SimulatedClock | None = SimulatedClock() if simulated else None
         shells = [name for name, _, part in spec.components() if part.object.shell is not None]
@@ -263,13 +267,28 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
 
         An empty list in ``given`` is enough. ``InvalidRequest`` if the spout is not in ``given``.
         """
-        for instance in self.tasks(spout):
-            if not isinstance(instance, FixedSpout):
-                raise InvalidRequest(
-                    f"spout {spout!r} is the topology's own: "
-                    "name it in given={...} to give it tuples"
-                )
-            instance.add(tuples)
+        self.tasks(spout)  # Raises for an unknown name.
+        if spout not in self._given:
+            raise InvalidRequest(
+                f"spout {spout!r} is the topology's own: name it in given={{...}} to give it tuples"
+            )
+        self._waiting.append((spout, list(tuples)))
+        self._hand_over()
+
+    def _hand_over(self) -> bool:
+        """Pass the tuples of :meth:`give` on to their spouts; true if a spout took some.
+
+        Those of a spout whose task has not started, as before the first run, wait.
+        """
+        waiting = self._waiting
+        self._waiting = []
+        for spout, tuples in waiting:
+            (instance,) = self.tasks(spout)
+            if isinstance(instance, FixedSpout):
+                instance.add(tuples)
+            else:
+                self._waiting.append((spout, tuples))
+        return len(self._waiting) < len(waiting)
 
     def advance(self, secs: float, *, timeout: float = 30.0) -> HarnessResult:
         """Advance simulated time in steps of 0.1 s, and run after each step.
@@ -310,6 +329,8 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
 
     def _run_turn(self) -> bool:
         """Run each task once. False if the topology was idle."""
+        if self._hand_over():
+            return True
         runners = list(self.engine.runners.values())
         for runner in runners:
             if isinstance(runner, SpoutBase):

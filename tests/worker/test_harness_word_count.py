@@ -17,6 +17,7 @@ from storm_dagster.api import (
     Topology,
     Tuple,
 )
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.worker.tasks.spouts import SpoutBase
 from storm_rigs.components import CollectBolt, CountBolt, RejectBolt, Sentences
@@ -50,6 +51,21 @@ def test_counts_and_acks_every_sentence() -> None:
     assert sorted(result.acked["sentences"]) == [0, 1, 2]
     assert result.failed["sentences"] == []
     assert len(result.values("split")) == 6
+
+
+def test_tuples_that_are_given_before_the_first_run_are_emitted_in_it() -> None:
+    with TopologyHarness(WordCount, GIVEN) as harness:
+        harness.give("sentences", ["c c"])
+        result = harness.run()
+        harness.give("sentences", ["d"])
+        assert sorted(harness.run().acked["sentences"]) == [0, 1, 2, 3, 4]
+    assert sorted(result.acked["sentences"]) == [0, 1, 2, 3]
+    assert [tup.values for tup in result.tuples if tup.component == "sentences"][-1] == ["c c"]
+    with TopologyHarness(WordCount) as harness:
+        with pytest.raises(InvalidRequest, match="is the topology's own: name it in given"):
+            harness.give("sentences", ["a"])
+        with pytest.raises(InvalidRequest, match="no component 'nothing'"):
+            harness.give("nothing", ["a"])
 
 
 def test_two_runs_are_alike() -> None:
