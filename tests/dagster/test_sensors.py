@@ -16,11 +16,9 @@ from storm_dagster.defs.healing import sensor_watch
 from storm_dagster.defs.healing.memory import HealingCursor
 from storm_dagster.defs.healing.sensor_watch import SensorWatch
 from storm_dagster.defs.keys import PARTITIONS_NAME
-from storm_dagster.defs.lifecycle.sensor import removed_by_leader
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model import paths
-from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import encode_record
@@ -31,7 +29,6 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster.dagster_results import SensorTick, run_config, shown, tick_sensor
 from storm_rigs.stage.dagster_world import DagsterWorld
-from storm_rigs.stage.nimbus_thread import NimbusThread
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -414,15 +411,14 @@ def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world: Dagst
         world.cluster.state.delete_node(paths.worker(world.topology("wc").id, *worker.slot))
     cursor = first.cursor
 
-    def removed() -> list[dg.AddDynamicPartitionsRequest | dg.DeleteDynamicPartitionsRequest]:
+    def removed() -> bool:
         nonlocal cursor
         result = evaluate(world, "lifecycle_sensor", cursor)
         cursor = result.cursor
-        return result.partition_requests
+        return "dropped key wc" in result.skip_message
 
-    (request,) = eventually(removed, what="the removal", interval=0.3)
-    assert isinstance(request, dg.DeleteDynamicPartitionsRequest)
-    assert list(request.partition_keys) == ["wc"]
+    eventually(removed, what="the removal", interval=0.3)
+    assert not world.instance.has_dynamic_partition(PARTITIONS_NAME, "wc")
     assert world.topology("wc") is None
 
 
@@ -478,70 +474,6 @@ def test_the_lifecycle_sensor_ends_a_rebalance_without_spark_in_the_code_server(
 
     eventually(active, what="the end of the rebalance", interval=0.3)
     assert len(world.topology("wc").assignment.workers) == 1
-
-
-def test_the_lifecycle_sensor_adds_the_key_of_a_topology_that_lives(world: DagsterWorld) -> None:
-    running(world, "wc")
-    world.instance.delete_dynamic_partition(PARTITIONS_NAME, "wc")
-    (request,) = evaluate(world, "lifecycle_sensor").partition_requests
-    assert isinstance(request, dg.AddDynamicPartitionsRequest)
-    assert list(request.partition_keys) == ["wc"]
-
-
-@pytest.mark.parametrize("job", [SUBMIT_JOB, REBALANCE_JOB])
-def test_the_key_of_a_removed_topology_goes_after_its_last_run(
-    world: DagsterWorld, leader: NimbusThread, job: str
-) -> None:
-    """The topology lives between two ticks: no tick sees it alive."""
-    cursor = evaluate(world, "lifecycle_sensor").cursor
-    running(world, "wc")
-    old_id = world.topology("wc").id
-    answer = leader.post("/v1/topologies/wc/kill", {"wait_secs": 0})
-    assert answer.status_code == 202
-    eventually(lambda: old_id in removed_by_leader(world.cluster), what="the removal")
-    definition = world.defs.resolve_job_def(job)
-    tags = {"dagster/partition": "wc"}
-    run = world.instance.create_run_for_job(
-        definition, tags=tags, status=dg.DagsterRunStatus.STARTED
-    )
-    used = evaluate(world, "lifecycle_sensor", cursor)
-    assert not used.partition_requests
-    world.instance.delete_run(run.run_id)
-    free = evaluate(world, "lifecycle_sensor", used.cursor)
-    (request,) = free.partition_requests
-    assert isinstance(request, dg.DeleteDynamicPartitionsRequest)
-    assert list(request.partition_keys) == ["wc"]
-    # Prepared for the next submission of the name: the former removal is over.
-    world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
-    assert not evaluate(world, "lifecycle_sensor", free.cursor).partition_requests
-
-
-def test_a_key_that_is_being_prepared_is_never_dropped(world: DagsterWorld) -> None:
-    world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["soon"])
-    cursor: str | None = None
-    for _ in range(3):
-        result = evaluate(world, "lifecycle_sensor", cursor)
-        cursor = result.cursor
-        assert not result.partition_requests
-
-
-@pytest.mark.usefixtures("leader")
-def test_a_submission_lost_with_its_process_keeps_the_key_two_hours(
-    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running(world, "wc")
-    cursor = evaluate(world, "lifecycle_sensor").cursor
-    config = {"ops": {"kill_topology_op": {"config": {"name": "wc", "wait_secs": 0}}}}
-    assert world.run("kill_topology", config=config).success
-    world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
-    job = world.defs.resolve_job_def("submit_topology")
-    tags = {"dagster/partition": "wc"}
-    world.instance.create_run_for_job(job, tags=tags, status=dg.DagsterRunStatus.STARTED)
-    cursor = evaluate(world, "lifecycle_sensor", cursor).cursor
-    assert not evaluate(world, "lifecycle_sensor", cursor).partition_requests
-    monkeypatch.setattr(keys, "_SILENT_SECS", 0.0)
-    (request,) = evaluate(world, "lifecycle_sensor", cursor).partition_requests
-    assert isinstance(request, dg.DeleteDynamicPartitionsRequest)
 
 
 def test_supervisors_are_observed_on_change_and_at_most_once_a_minute(world: DagsterWorld) -> None:

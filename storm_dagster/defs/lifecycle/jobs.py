@@ -19,7 +19,7 @@ from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
-from storm_dagster.defs.lifecycle.sensor import may_drop
+from storm_dagster.defs.lifecycle.sensor import drop_key
 from storm_dagster.defs.metadata import step_errors, stored_metadata, table
 from storm_dagster.defs.resources.operating import Handles, claim_record, end_record, operations
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
@@ -196,7 +196,7 @@ def _kill(run: _VerbRun) -> _Report:
     """Kill the topology, wait for its removal, and drop its partition key.
 
     The removal after a delay of more than ten minutes is not waited for. The key stays while it is
-    in use (:func:`may_drop`).
+    in use (:func:`drop_key`).
     """
     report = run.execute()
     if isinstance(report, LifecycleResult) and report.status is not None:
@@ -207,9 +207,9 @@ def _kill(run: _VerbRun) -> _Report:
             report = _await_removal(run.ops, report)
     is_removed = run.ops.cluster.load_view().topology_named(report.name) is None
     instance = run.context.instance
-    if is_removed and may_drop(instance, run.names, report.name, run.ops.cluster.cluster_id()):
+    if is_removed:
         # The history stays, and is shown with a later submission of the name.
-        instance.delete_dynamic_partition(run.names.partitions, report.name)
+        drop_key(instance, run.names, report.name, run.ops.cluster.cluster_id())
     return report, {}
 
 

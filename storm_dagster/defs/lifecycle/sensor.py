@@ -65,6 +65,22 @@ def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, clust
     return not _alive_elsewhere(instance, names, name, cluster_id)
 
 
+def drop_key(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
+    """Drop the partition key of a removed topology; false if it stays in use (:func:`may_drop`).
+
+    A run that was launched between that check and the deletion would fail in Dagster before its
+    first step begins, without a reason that a user can read. So the runs are read once more after
+    the deletion, and such a run gets its key back.
+    """
+    if not may_drop(instance, names, name, cluster_id):
+        return False
+    instance.delete_dynamic_partition(names.partitions, name)
+    if not run_under_way(instance, tags={_PARTITION_TAG: name}):
+        return True
+    instance.add_dynamic_partitions(names.partitions, [name])
+    return False
+
+
 def removed_by_leader(cluster: StormClusterState) -> tuple[str, ...]:
     """Ids of the topologies that the leader removed, the newest of them.
 
@@ -130,7 +146,7 @@ def _removal(names: DagsterNames, action: DoneAction) -> dg.AssetObservation:
 
 @dataclass(frozen=True)
 class _KeyChanges:
-    """Partition keys to add and to drop, sorted, and the names of the next memory."""
+    """Partition keys to add, dropped keys, both sorted, and the names of the next memory."""
 
     new: list[str]
     dropped: list[str]
@@ -138,20 +154,21 @@ class _KeyChanges:
     """As :attr:`LifecycleMemory.alive`: the next tick checks names whose key cannot go yet."""
 
 
-def _key_changes(
+def _change_keys(
     instance: dg.DagsterInstance,
     names: DagsterNames,
     memory: LifecycleMemory,
     view: ClusterView,
-    registered: Collection[str],
     removed_ids: Collection[str],
     done: Iterable[DoneAction],
 ) -> _KeyChanges:
-    """Compare the partition keys with the live topologies.
+    """Compare the partition keys with the live topologies, and drop those of removed ones.
 
-    ``memory`` is that of the former tick, ``registered`` are the partition keys, ``removed_ids``
-    the topologies that the leader has removed, ``done`` the transitions of this tick.
+    ``memory`` is that of the former tick, ``removed_ids`` are the topologies that the leader has
+    removed, ``done`` the transitions of this tick. Keys are dropped here, and not by Dagster after
+    the tick, because the runs are read again after the deletion (:func:`drop_key`).
     """
+    registered = set(instance.get_dynamic_partitions(names.partitions))
     alive = {topology.base.name for topology in view.topologies.values()}
     # A topology that lived for less than a tick was not seen alive.
     former_ids = () if memory.removed is msgspec.UNSET else memory.removed
@@ -160,14 +177,14 @@ def _key_changes(
     removed_names |= {action.name for action in done if action.action == "remove"}
     # A key that was never seen alive belongs to a submission that is being prepared, by hand or by
     # a run.
-    candidates = (set(memory.alive) | removed_names) & set(registered)
+    candidates = (set(memory.alive) | removed_names) & registered
     dropped = [
         name
         for name in sorted(candidates - alive)
-        if may_drop(instance, names, name, view.cluster_id)
+        if drop_key(instance, names, name, view.cluster_id)
     ]
     pending_names = alive | candidates - {*dropped}
-    return _KeyChanges(sorted(alive - set(registered)), dropped, tuple(sorted(pending_names)))
+    return _KeyChanges(sorted(alive - registered), dropped, tuple(sorted(pending_names)))
 
 
 def lifecycle_sensor(
@@ -188,22 +205,17 @@ def lifecycle_sensor(
             )
             if report.done:
                 view = ops.cluster.load_view()
-            registered = context.instance.get_dynamic_partitions(names.partitions)
             removed = removed_by_leader(ops.cluster)
-            keys = _key_changes(
-                context.instance, names, memory, view, registered, removed, report.done
-            )
+            keys = _change_keys(context.instance, names, memory, view, removed, report.done)
             memory = LifecycleMemory(report.memory, keys.alive, removed)
             record = store_memory(
                 ops.cluster, _NAME, encode_memory(memory), record, epoch=view.epoch
             )
     except (Unavailable, Fenced) as error:
         return dg.SkipReason(error.message)
-    requests: list[dg.AddDynamicPartitionsRequest | dg.DeleteDynamicPartitionsRequest] = []
+    requests: list[dg.AddDynamicPartitionsRequest] = []
     if keys.new:
         requests.append(dg.AddDynamicPartitionsRequest(names.partitions, keys.new))
-    if keys.dropped:
-        requests.append(dg.DeleteDynamicPartitionsRequest(names.partitions, keys.dropped))
     actions = [action.describe() for action in report.done]
     for line in actions:
         context.log.info(line)

@@ -93,8 +93,8 @@ def _keep_key(
 ) -> None:
     """Add the run's partition key if it was dropped, because Dagster refuses a result without it.
 
-    The key stays while a run uses it (``may_drop``); that is checked a moment before it is dropped,
-    so that it may be missing nevertheless. :class:`NotAlive` in a run of `rebalance_topology` whose
+    The key stays while a run uses it (``drop_key``), but a user may delete it, and the end of a
+    namesake may delete it for a moment. :class:`NotAlive` in a run of `rebalance_topology` whose
     topology is gone.
     """
     if context.instance.has_dynamic_partition(names.partitions, name):
