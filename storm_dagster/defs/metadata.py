@@ -262,13 +262,22 @@ def code_metadata(report: results.CodeResult) -> dict[str, Any]:
 
 
 def tasks_metadata(report: results.TasksResult) -> dict[str, Any]:
-    """Stage 3: the tasks and the executors of each component."""
+    """Stage 3: the tasks and the executors of each component, and the changes of an update."""
     return {
         **fields_of(report, "topology_id tasks workers"),
         "tasks_by_component": tasks_table(report.table),
         "executors_by_component": dg.MetadataValue.json(dict(report.executors)),
         "executors": sum(report.executors.values()),
+        **changes_metadata(report.changes),
     }
+
+
+def changes_metadata(changes: Sequence[results.UpdateChange]) -> dict[str, Any]:
+    """Values that an update changes, as a table; empty without a change."""
+    if not changes:
+        return {}
+    rows = [(change.key, change.old_text, change.new_text) for change in changes]
+    return {"changes": table("key old new", rows)}
 
 
 def placement_metadata(

@@ -3,6 +3,7 @@
 All are plain frozen values.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,9 @@ from storm_dagster.blobstore.store import BlobMeta
 from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import Assignment, TaskTable, TopologyStatus
 from storm_dagster.model.topology import TopologySpec
+
+_MAX_TEXT = 500
+"""Characters of a value of a conf in a log or a table."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,39 @@ class CodeResult(TopologyResult):
 
 
 @dataclass(frozen=True)
+class UpdateChange:
+    """A value of a running topology that an update replaces by another one."""
+
+    key: str
+    """Conf key; ``parallelism.COMPONENT`` for the number of executors of a component."""
+    old: Any
+    """``None`` without a value; a secret is masked, here and in ``new``."""
+    new: Any
+
+    @property
+    def old_text(self) -> str:
+        """The old value as a text of at most 500 characters; ``null`` without one."""
+        return _short_text(self.old)
+
+    @property
+    def new_text(self) -> str:
+        """The new value, as :attr:`old_text`."""
+        return _short_text(self.new)
+
+    def describe(self) -> str:
+        """The change in words, for logs: ``topology.workers: 2 -> 4``."""
+        return f"{self.key}: {self.old_text} -> {self.new_text}"
+
+
+def _short_text(value: Any) -> str:
+    """A string itself, another value as JSON; a long text is cut."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) <= _MAX_TEXT:
+        return text
+    return text[: _MAX_TEXT - 3] + "..."
+
+
+@dataclass(frozen=True)
 class TasksResult(TopologyResult):
     """Stage 3: task ids are fixed."""
 
@@ -70,6 +107,8 @@ class TasksResult(TopologyResult):
     """Component -> executors, system components included."""
     workers: int
     tasks: int
+    changes: tuple[UpdateChange, ...] = ()
+    """Of an update: its changes, sorted by key; empty for a repetition after the publication."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +201,11 @@ class LifecycleResult(TopologyResult):
     """
     warnings: tuple[str, ...] = ()
     """For a replacement: warnings about the submitted conf."""
+    changes: tuple[UpdateChange, ...] = ()
+    """For a replacement: values that it changed, sorted by key.
+
+    Empty for a repetition after the publication.
+    """
 
 
 @dataclass(frozen=True)

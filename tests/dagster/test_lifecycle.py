@@ -18,6 +18,7 @@ from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.lifecycle import jobs
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.model import paths
+from storm_dagster.model.conf import HIDDEN
 from storm_dagster.model.dagster_names import RECORDED_TAG, REQUEST_TAG
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.operation_record import OperationRecord
@@ -226,6 +227,32 @@ def test_update_runs_new_code_and_wrong_code_keeps_the_old(
     assert len(world.materializations(keys.ACTIVE_TOPOLOGY)) == 2
     nothing = world.run("update_topology", config=op("update_topology", name="wc"))
     assert failure_type(nothing) == "InvalidRequest"
+
+
+def test_an_update_lists_its_changes_without_secrets(world: DagsterWorld) -> None:
+    world.submit("wc", conf={"topology.workers": 1, "db.password": "hunter1"})
+    conf = {
+        "topology.workers": 3,
+        "topology.bolt.parallelism": {"count": 4},
+        "db.password": "hunter2",
+    }
+    handle = world.upload("new", conf=conf)
+    result = world.run("update_topology", config=op("update_topology", name="wc", handle=handle))
+    assert result.success
+    changes = {
+        "db.password": (HIDDEN, HIDDEN),
+        "parallelism.count": ("2", "4"),
+        "topology.bolt.parallelism": ("{}", '{"count": 4}'),
+        "topology.workers": ("1", "3"),
+    }
+    (published, _) = world.materializations(keys.PUBLISHED_ASSIGNMENT)
+    rows = [record.data for record in shown(published)["changes"]]
+    listed = {row["key"]: (row["old"], row["new"]) for row in rows}
+    assert {key: listed[key] for key in changes} == changes
+    log = "\n".join(entry.user_message for entry in world.instance.all_logs(result.run_id))
+    for key, (old, new) in changes.items():
+        assert f"the update of wc changes {key}: {old} -> {new}" in log
+    assert "hunter" not in log + str(published)
 
 
 def test_rebalance_materializes_plan_and_assignment_of_the_partition(world: DagsterWorld) -> None:

@@ -55,9 +55,12 @@ def test_an_update_keeps_what_it_does_not_name(
     before = world.named()
     world.upload("new", topology, conf)
     differences = update_differences(world.context(), before, "new")
-    update(world.context(), "wc", token="new", handle="new")
+    result = update(world.context(), "wc", token="new", handle="new")
     assert world.named().id != before.id
     assert sizes(world) == expected
+    # The run lists the same changes as the preview.
+    listed = {change.key: {"old": change.old, "new": change.new} for change in result.changes}
+    assert listed == differences
     # The preview has announced the numbers that have changed, and no others.
     changes = {"topology.workers": (4, expected[0]), "parallelism.count": (5, expected[2])}
     announced = {

@@ -20,7 +20,7 @@ from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
 from storm_dagster.defs.lifecycle.sensor import drop_key
-from storm_dagster.defs.metadata import step_errors, stored_metadata, table
+from storm_dagster.defs.metadata import changes_metadata, step_errors, stored_metadata, table
 from storm_dagster.defs.resources.operating import Handles, claim_record, end_record, operations
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model import paths
@@ -249,9 +249,10 @@ def _restart(run: _VerbRun) -> _Report:
 def _update(run: _VerbRun, handle: str | None) -> _Report:
     """Replace the old topology, which is touched only when the new one is ready.
 
-    Materializes the published assignment and the active topology. The metadata have the seconds
-    without tuples (``gap_secs``) if the old topology was drained, and the new workers run within a
-    minute. :class:`NotAlive` if the topology is killed.
+    Materializes the published assignment and the active topology. The metadata list what the update
+    changes (``changes``), and have the seconds without tuples (``gap_secs``) if the old topology
+    was drained, and the new workers run within a minute. :class:`NotAlive` if the topology is
+    killed.
     """
     if handle is None and not run.config.token:
         raise InvalidRequest(
@@ -275,15 +276,16 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
     common = {"topology_id": report.topology_id, "status": report.status or "gone"}
     assignment, _ = stored_assignment
     published = stored_metadata(assignment, tasks.component_of(), report.name)
+    changes = changes_metadata(report.changes)
     for key, metadata in (
-        (PUBLISHED_ASSIGNMENT, {**common, **published}),
+        (PUBLISHED_ASSIGNMENT, {**common, **published, **changes}),
         (ACTIVE_TOPOLOGY, common),
     ):
         asset = run.handles.zookeeper.asset_key(key)
         run.context.log_event(
             dg.AssetMaterialization(asset_key=asset, partition=report.name, metadata=metadata)
         )
-    return report, {**gap, "moved_tasks": moved_tasks(former, assignment)}
+    return report, {**gap, **changes, "moved_tasks": moved_tasks(former, assignment)}
 
 
 def _killed(name: str, done: str) -> NotAlive:

@@ -20,7 +20,12 @@ from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_worker
-from storm_dagster.operations.results import ConfResult, LifecycleResult
+from storm_dagster.operations.results import (
+    ConfResult,
+    LifecycleResult,
+    TasksResult,
+    UpdateChange,
+)
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
@@ -120,16 +125,20 @@ def update(
     replaced = _target(ctx, token, name)
 
     warnings: tuple[str, ...] = ()
+    changes: tuple[UpdateChange, ...] = ()
 
     def attempt() -> LifecycleResult:
-        nonlocal replaced, warnings
+        nonlocal replaced, warnings, changes
         if not _is_published(ctx, token):
             old = topology_by_name(ctx.cluster.load_view(), replaced)
             replaced = old.id
-            staged = _stage(ctx, old, token=token, handle=handle, allow_degraded=allow_degraded)
+            staged, tasks = _stage(
+                ctx, old, token=token, handle=handle, allow_degraded=allow_degraded
+            )
             # A later attempt may find the staged parts alone, which are not checked again.
             warnings = staged.warnings or warnings
-        return dataclasses.replace(_replace(ctx, token), warnings=warnings)
+            changes = tasks.changes
+        return dataclasses.replace(_replace(ctx, token), warnings=warnings, changes=changes)
 
     return run_stage(ctx, token, attempt)
 
@@ -152,7 +161,7 @@ def _stage(
     token: str,
     handle: str | None,
     allow_degraded: bool,
-) -> ConfResult:
+) -> tuple[ConfResult, TasksResult]:
     """Check, store and place the successor of ``old``, which is not touched."""
     check_replaceable(old)
     staged = submission.stage_conf(
@@ -164,12 +173,12 @@ def _stage(
         replaces=old.id,
     )
     submission.stage_code(ctx, token=token)
-    submission.stage_tasks(ctx, token=token)
+    tasks = submission.stage_tasks(ctx, token=token)
     submission.stage_assignment(ctx, token=token)
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
     check_uploaded_archive(ctx, record.archive, spec, total_conf(ctx.values(), conf))
-    return staged
+    return staged, tasks
 
 
 def _is_published(ctx: OperationsContext, token: str) -> bool:

@@ -5,11 +5,12 @@ Each stage reads its input from the blob store. No part of a topology is visible
 ends in exactly one topology for one client token.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.submission.conf import (
     base_conf,
-    conf_differences,
     kept_conf,
     limited_conf,
     normalize_conf,
@@ -21,8 +22,6 @@ from storm_dagster.core.submission.conf import (
 from storm_dagster.core.submission.kept_sizes import (
     WORKERS_KEY,
     KeptSizes,
-    executor_limits,
-    kept_sizes,
     named_sizes,
     sizes_of,
     with_parallelism,
@@ -41,7 +40,6 @@ from storm_dagster.core.submission.validation import (
     normalize_submission,
 )
 from storm_dagster.model.access_tokens import is_unowned_caller
-from storm_dagster.model.conf import Conf, mask
 from storm_dagster.model.conf_layers import LayerName, merge_conf, overlay
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
 from storm_dagster.model.names import check_topology_name
@@ -55,7 +53,12 @@ from storm_dagster.operations.context import (
     load_runnable,
     load_stored_conf,
 )
-from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
+from storm_dagster.operations.results import (
+    CodeResult,
+    ConfResult,
+    TasksResult,
+    UpdateChange,
+)
 from storm_dagster.operations.steps import operation, shared_steps, step
 from storm_dagster.operations.submit import staging
 from storm_dagster.operations.submit.code_storage import store_code
@@ -69,6 +72,11 @@ from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the late
 )
 from storm_dagster.operations.submit.spark_conf import check_session_keys
 from storm_dagster.operations.submit.targets import base_digest
+from storm_dagster.operations.submit.update_changes import (
+    kept_of_former,
+    kept_texts,
+    update_changes,
+)
 
 STAGE_CONF = shared_steps(
     "stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest"
@@ -364,7 +372,8 @@ def _unowned_warnings(user: str, conf: dict[str, Any], spec: TopologySpec) -> li
 
 def _no_upload(handle: str) -> NotAlive:
     return NotAlive(
-        f"upload {handle!r} does not exist, it has expired or was never finished: upload again"
+        f"upload {handle!r} does not exist, it has expired, was never finished, or was removed "
+        "when its command ended with an error: submit or upload again"
     )
 
 
@@ -379,23 +388,18 @@ def update_differences(
     """
     submitted, spec, _, _ = read_source(ctx, handle, topology)
     former = load_runnable(ctx, topology)
-    old = {**former.conf, WORKERS_KEY: topology.base.workers}
     conf = normalize_conf(ctx.values(), submitted, spec, topology.id)
     check_spark_keys(ctx.values(), conf, spec)
     new = total_conf(ctx.values(), conf)
+    executors: dict[str, int] = {}
     if replaces:
         spec = normalize_topology(new, spec)
-        kept = _kept_sizes(ctx, topology, spec, new, _named_sizes(ctx, handle))
+        kept = kept_of_former(topology, former, spec, new, _named_sizes(ctx, handle))
         if kept.workers is not None:
             new[WORKERS_KEY] = kept.workers
         executors = {**sizes_of(spec, new).executors, **kept.executors}
-        for component in topology.base.executors.keys() & executors.keys():
-            old[f"parallelism.{component}"] = topology.base.executors[component]
-            new[f"parallelism.{component}"] = executors[component]
-    differences = conf_differences(old, new)
-    before = mask({key: old_value for key, (old_value, _) in differences.items()})
-    after = mask({key: new_value for key, (_, new_value) in differences.items()})
-    return {key: {"old": before[key], "new": after[key]} for key in differences}
+    changes = update_changes(topology, former, new, executors)
+    return {change.key: {"old": change.old, "new": change.new} for change in changes}
 
 
 def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
@@ -428,7 +432,11 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
 
 
 def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
-    """Stage 3: number the tasks of the topology and its system components."""
+    """Stage 3: number the tasks of the topology and its system components.
+
+    The result of an update lists what it changes in the topology that it replaces; the log also
+    names what it keeps.
+    """
     record = staging.read_record(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
     conf, spec = staging.read_topology(ctx, token)
@@ -436,16 +444,17 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
     full_spec = with_system_components(spec, total)
     copied = base_conf(total)
     kept = KeptSizes()
+    replaced: TopologyView | None = None
+    former: Runnable | None = None
     if record.replaces is not None:
         replaced = ctx.cluster.load_view().topologies.get(record.replaces)
         if replaced is None and ctx.blobs.exists(staging.staging_key(token, "tasks")):
             # It was replaced by an earlier attempt, whose numbers stay.
             return _tasks_result(record, staging.read_tasks(ctx, token))
-        if replaced is not None:
-            kept = _kept_sizes(ctx, replaced, spec, total, record.named)
-            full_spec = with_parallelism(full_spec, kept.executors)
-            for number in _kept_texts(kept):
-                ctx.log.info("the update of %s keeps %s, of a rebalance", record.name, number)
+    if replaced is not None:
+        former = load_runnable(ctx, replaced)
+        kept = kept_of_former(replaced, former, spec, total, record.named)
+        full_spec = with_parallelism(full_spec, kept.executors)
     staged = staging.StagedTasks(
         table=number_tasks(full_spec, total),
         executors=executor_counts(full_spec),
@@ -460,39 +469,29 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
     ]
     check_task_limit(ctx.values(), record.name, sum(own_tasks))
     staging.write_part(ctx, token, "tasks", staged)
-    return _tasks_result(record, staged)
+    if replaced is None or former is None:
+        return _tasks_result(record, staged)
+    new_conf = {**total, WORKERS_KEY: staged.workers}
+    changes = update_changes(replaced, former, new_conf, staged.executors)
+    _log_update(ctx, record.name, kept, changes)
+    return _tasks_result(record, staged, changes)
 
 
-def _kept_sizes(
-    ctx: OperationsContext,
-    replaced: TopologyView,
-    spec: TopologySpec,
-    total: Conf,
-    named: tuple[str, ...],
-) -> KeptSizes:
-    """Sizes of the replaced topology that a rebalance set and the update does not name.
-
-    ``spec`` is the new topology, normalized, ``total`` its total conf.
-    """
-    former = load_runnable(ctx, replaced)
-    return kept_sizes(
-        replaced.base,
-        sizes_of(former.spec, former.conf),
-        sizes_of(spec, total),
-        named=named,
-        limits=executor_limits(spec, total),
-    )
+def _log_update(
+    ctx: OperationsContext, name: str, kept: KeptSizes, changes: Sequence[UpdateChange]
+) -> None:
+    """Log what the update keeps and what it changes, one line each."""
+    for number in kept_texts(kept):
+        ctx.log.info("the update of %s keeps %s, of a rebalance", name, number)
+    for change in changes:
+        ctx.log.info("the update of %s changes %s", name, change.describe())
 
 
-def _kept_texts(kept: KeptSizes) -> list[str]:
-    """The kept numbers in words, for the log."""
-    texts = [f"{count} executors of {name!r}" for name, count in sorted(kept.executors.items())]
-    if kept.workers is not None:
-        texts.append(f"{kept.workers} workers")
-    return texts
-
-
-def _tasks_result(record: staging.StagingRecord, staged: staging.StagedTasks) -> TasksResult:
+def _tasks_result(
+    record: staging.StagingRecord,
+    staged: staging.StagedTasks,
+    changes: tuple[UpdateChange, ...] = (),
+) -> TasksResult:
     """The result of stage 3."""
     return TasksResult(
         topology_id=record.topology_id,
@@ -501,4 +500,5 @@ def _tasks_result(record: staging.StagingRecord, staged: staging.StagedTasks) ->
         executors=staged.executors,
         workers=staged.workers,
         tasks=len(staged.table.component_of()),
+        changes=changes,
     )
