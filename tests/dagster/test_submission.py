@@ -9,10 +9,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
+from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.submit.sweeping import delete_blobs
 from storm_rigs.dagster.dagster_results import materialized, shown, step_failure
 from storm_rigs.stage.dagster_world import DagsterWorld
 
@@ -117,6 +120,43 @@ def test_too_few_slots_fail_before_anything_is_visible(world: DagsterWorld) -> N
     assert world.topology("big") is None
     materialized = [event.asset_key for event in result.get_asset_materialization_events()]
     assert materialized == list(STAGES[:3])
+
+
+def test_a_reexecution_finds_nothing_staged_and_names_the_remedy(world: DagsterWorld) -> None:
+    """Nimbus removes upload and staged parts when the command of a failed submission ends."""
+    failed = world.submit("big", topology=WIDE, conf={"topology.workers": 20})
+    run = world.instance.get_run_by_id(failed.run_id)
+    assert run is not None and not failed.success
+    topology_id = materialized(failed, "topology_conf")["topology_id"]
+    ops = OperationsContext(
+        cluster=world.cluster,
+        blobs=world.blobs,
+        conf=cluster_conf(world.home),
+        planner=plan_placement,
+    )
+    delete_blobs(ops, topology_id, "big", "token-big")
+    for key in world.blobs.keys("upload."):
+        world.blobs.delete(key)
+    # "Re-execute from failure": the steps that have not succeeded, with the tags of the run.
+    from_failure = world.defs.resolve_job_def("submit_topology").execute_in_process(
+        instance=world.instance,
+        partition_key="big",
+        asset_selection=list(STAGES[3:]),
+        tags={TOKEN_TAG: run.tags[TOKEN_TAG]},
+        raise_on_error=False,
+    )
+    kind, message = step_failure(from_failure)
+    assert kind == "NotAlive"
+    assert "submission 'token-big' of topology 'big' has no staged record" in message
+    assert "submit the topology again, or re-execute all steps" in message
+    # "Re-execute all": the run of a command names an upload.
+    everything = world.run(
+        "submit_topology", partition="big", config=dict(run.run_config), tags=dict(run.tags)
+    )
+    kind, message = step_failure(everything)
+    assert kind == "NotAlive" and "upload 'handle-big' does not exist" in message
+    assert "submit or upload again" in message
+    assert world.submit("big").success
 
 
 def test_a_repeated_submission_with_the_same_token_is_the_same_topology(

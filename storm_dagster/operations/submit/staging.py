@@ -37,8 +37,9 @@ Part = Literal["record", "conf", "topology", "tasks", "placement"]
 PARTS: tuple[Part, ...] = ("record", "conf", "topology", "tasks", "placement")
 """All parts."""
 
+_FIRST_STAGE = "storm/topology_conf"
 _STAGE_OF_PART = {"tasks": "storm/task_info", "placement": "storm/assignment"}
-"""Asset that stages a part; ``storm/topology_conf`` stages the others."""
+"""Asset that stages a part; the first stage stages the others."""
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,235}")
 """Form of a client token, and of an upload handle."""
 _ID_ATTEMPTS = 50
@@ -396,11 +397,35 @@ def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
         if stored is not None:
             token_record, _ = stored
             refuse_cancelled(token, token_record)
-        stage = _STAGE_OF_PART.get(part, "storm/topology_conf")
-        raise NotAlive(
-            f"submission {token!r} has no staged {part}, it never got there or has expired: "
+        raise _not_staged(token, part, stored) from None
+
+
+def _not_staged(token: str, part: Part, stored: tuple[TokenRecord, int] | None) -> NotAlive:
+    """The error for a missing part.
+
+    ``stored`` is the record of the token; ``None``: it has expired. Without the head nothing of the
+    submission is left, so that no later stage alone can continue it.
+    """
+    submission = f"submission {token!r}"
+    if stored is not None:
+        token_record, _ = stored
+        submission = f"submission {token!r} of topology {token_record.name!r}"
+        if token_record.published:
+            return NotAlive(
+                f"{submission} was published, and has no staged {part} since the topology was "
+                "killed: submit it again"
+            )
+    stage = _STAGE_OF_PART.get(part)
+    if stage is not None:
+        return NotAlive(
+            f"{submission} has no staged {part}, it never got there or has expired: "
             f"materialize {stage} first, or submit again"
-        ) from None
+        )
+    return NotAlive(
+        f"{submission} has no staged {part}: what a failed submission staged is removed with its "
+        "upload when its command ends, or it has expired; submit the topology again, or re-execute "
+        f"all steps of the run, {_FIRST_STAGE} first, if its form has a target"
+    )
 
 
 def read_record(ctx: OperationsContext, token: str) -> StagingRecord:
