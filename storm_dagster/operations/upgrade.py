@@ -130,8 +130,41 @@ def gray_upgrade(
     Raises :class:`NotAlive`; :class:`Conflict` if the topology is not ACTIVE, if new code is given
     while an upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong
     selection, a topology master that shares its worker, or if no upgrade can be continued;
-    :class:`InvalidTopology` for code that cannot run beside the old.
+    :class:`InvalidTopology` for code that cannot run beside the old; :class:`Fenced` if the leader
+    changes before the request is stored, which then has no effect.
     """
+    try:
+        return _request_batch(
+            ctx, name, selection, handle=handle, token=token, allow_degraded=allow_degraded
+        )
+    except Fenced as error:
+        raise _not_requested(name, token, new=handle is not None) from error
+
+
+def _not_requested(name: str, token: str, *, new: bool) -> Fenced:
+    """The error of a request that met a change of the leader; ``new``: it brought code."""
+    effect = "no further worker was picked, and the upgrade continues as before"
+    if new:
+        effect = "no worker was upgraded, and the topology runs its former code"
+    remedy = "request it again"
+    if token:
+        remedy = f"request it again, with the same token ({token}), so that it is done once"
+    return Fenced(
+        f"another nimbus leads since this gray upgrade of {name!r} was requested: {effect}; "
+        f"{remedy}"
+    )
+
+
+def _request_batch(
+    ctx: OperationsContext,
+    name: str,
+    selection: Selection,
+    *,
+    handle: str | None,
+    token: str,
+    allow_degraded: bool,
+) -> UpgradeResult:
+    """Request one batch of an upgrade, as :func:`gray_upgrade` describes."""
     topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
     base = topology.base
     record = snapshot.state.record or base.last_upgrade

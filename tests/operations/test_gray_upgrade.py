@@ -319,6 +319,23 @@ def test_a_broken_archive_touches_nothing(topology: Upgraded) -> None:
     topology.clean()
 
 
+def test_a_request_under_another_leader_names_state_and_remedy(topology: Upgraded) -> None:
+    world = topology.world
+
+    def change_leader(point: str) -> None:
+        if point == "before.gray_upgrade":
+            world.lead()
+
+    handle = topology.upload()
+    ctx = world.context(checkpoint=change_leader)
+    with pytest.raises(Fenced, match="no worker was upgraded, and the topology runs its former"):
+        lifecycle.gray_upgrade(ctx, "wc", ONE, handle=handle, token="t")
+    topology.clean()
+    # The remedy: the same request again.
+    begun = lifecycle.gray_upgrade(world.context(), "wc", ONE, handle=handle, token="t")
+    assert (begun.outcome, topology.topology.base.status) == ("begun", "UPGRADING")
+
+
 def test_the_selection_may_stand_in_the_new_codes_conf(topology: Upgraded) -> None:
     """The keys topology.upgrade.worker.num and the like; they are not kept."""
     keys = {"topology.upgrade": True, "topology.upgrade.worker.num": 2}

@@ -1,5 +1,5 @@
-"""Submissions, updates and rebalances under which the leader changes: they continue, and undo
-nothing that the next leader has acknowledged.
+"""Submissions, updates, rebalances and restarts under which the leader changes: they continue, and
+undo nothing that the next leader has acknowledged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from storm_dagster.operations.live.change_records import read_change
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.continuing import MAX_CONTINUATIONS, run_stage
-from storm_dagster.operations.submit.staging import read_record, read_token
+from storm_dagster.operations.submit.staging import (
+    allocate_topology_id,
+    read_record,
+    read_token,
+)
 from storm_rigs.operations.acting import finish_submission, submit
 from storm_rigs.operations.lagging import LaggingCluster
 from storm_rigs.stage.records import Crash, World
@@ -161,6 +165,155 @@ def test_what_the_next_leader_acknowledged_is_not_undone(
         return passed[0] > number
 
     assert every_step(world, name, interfere) > 1
+
+
+Action = Callable[[World, OperationsContext, int], object]
+
+
+def kill_now(world: World, other: OperationsContext, number: int) -> None:
+    lifecycle.kill(other, "wc", 0)
+
+
+def kill_later(world: World, other: OperationsContext, number: int) -> None:
+    lifecycle.kill(other, "wc", 30)
+
+
+def submit_another(world: World, other: OperationsContext, number: int) -> None:
+    world.submit("wc", f"other-{number}", ctx=other)
+
+
+def kill_and_submit(world: World, other: OperationsContext, number: int) -> None:
+    kill_now(world, other, number)
+    submit_another(world, other, number)
+
+
+def deactivate(world: World, other: OperationsContext, number: int) -> None:
+    lifecycle.deactivate(other, "wc")
+
+
+REFUSED: dict[Action, type[StormDagsterError] | None] = {
+    kill_now: None,
+    kill_later: None,
+    kill_and_submit: None,
+    submit_another: AlreadyAlive,
+    deactivate: NotAlive,
+}
+"""Action of the next leader during a submission -> the error that refuses it in some steps.
+
+A kill is accepted in every step: it cancels the submission, or it kills the topology.
+"""
+
+
+def state_of(world: World) -> tuple[str, str, str] | None:
+    """Id, status and target status of the topology; ``None`` without one."""
+    topology = world.find()
+    if topology is None:
+        return None
+    return topology.id, topology.base.status, topology.base.wanted_status
+
+
+def interfere_with_submission(world: World, number: int, action: Action) -> bool:
+    """Submit `wc`; at that step the leader changes, and the next one executes the action.
+
+    False if the submission has no step of that number.
+    """
+    token = f"new-{number}"
+    handle = world.upload("h", conf={"topology.workers": 2})
+    leader = world.context()
+    allocate_topology_id(leader, token, "wc", world.epoch(), request={"handle": handle})
+    acknowledged: list[tuple[str, str, str] | None] = []
+    was_active: list[bool] = []
+
+    def act() -> None:
+        topology = world.find()
+        was_active.append(topology is not None and topology.base.status == "ACTIVE")
+        world.lead()
+        try:
+            action(world, world.context(run="run-of-another"), number)
+        except StormDagsterError as error:
+            refusal = REFUSED[action]
+            assert refusal is not None and isinstance(error, refusal), error
+            return
+        acknowledged.append(state_of(world))
+
+    error: StormDagsterError | None = None
+    try:
+        ctx = world.context(checkpoint=at_step(number, act), run="run-1")
+        submit(ctx, name="wc", token=token, handle=handle)
+    except StormDagsterError as raised:
+        error = raised
+    if not acknowledged:
+        assert error is None
+        assert world.named().base.token == token and world.named().base.status == "ACTIVE"
+        return bool(was_active)
+    assert state_of(world) == acknowledged[0], error
+    if action is deactivate or was_active[0]:
+        assert error is None
+    else:
+        assert isinstance(error, NotAlive | AlreadyAlive | Conflict), error
+    return True
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        pytest.param(
+            action, id=action.__name__, marks=[] if action is kill_now else pytest.mark.long
+        )
+        for action in REFUSED
+    ],
+)
+def test_a_submission_undoes_nothing_that_the_next_leader_acknowledged(
+    world: World, action: Action
+) -> None:
+    number = 0
+    while interfere_with_submission(world, number, action):
+        if world.find() is not None:
+            lifecycle.kill(world.context(), "wc", 0)
+        number += 1
+    assert number > 20
+
+
+def test_a_restart_continues_when_the_leader_changes_at_any_step(world: World) -> None:
+    world.submit("wc")
+    for number, point in enumerate(("before.restart", "after.restart", "")):
+        epochs: list[int] = []
+
+        def change(passed: str, point: str = point, epochs: list[int] = epochs) -> None:
+            if passed == point and not epochs:
+                epochs.append(world.lead())
+
+        lifecycle.restart(world.context(checkpoint=change, run="run-1"), "wc")
+        assert world.assignment().restarts == number + 1
+        assert bool(epochs) is bool(point)
+
+
+@pytest.mark.parametrize("action", [kill_now, kill_and_submit, deactivate])
+def test_a_restart_ends_if_its_topology_was_changed_since(world: World, action: Action) -> None:
+    world.submit("wc")
+    acknowledged: list[object] = []
+
+    def change(point: str) -> None:
+        if point == "before.restart":
+            world.lead()
+            action(world, world.context(), 0)
+            acknowledged.append(world.find())
+
+    with pytest.raises(Conflict if action is deactivate else NotAlive):
+        lifecycle.restart(world.context(checkpoint=change, run="run-1"), "wc")
+    assert [world.find()] == acknowledged
+
+
+def test_a_restart_is_not_that_of_a_later_topology_of_the_name(world: World) -> None:
+    world.submit("wc")
+
+    def replace(point: str) -> None:
+        if point == "before.restart":
+            kill_and_submit(world, world.context(), 0)
+
+    with pytest.raises(NotAlive, match="was killed or replaced while it was restarted"):
+        lifecycle.restart(world.context(checkpoint=replace), "wc")
+    assert world.assignment().restarts == 0
 
 
 def staged(world: World, ctx: OperationsContext, *, replaces: str | None = None) -> None:

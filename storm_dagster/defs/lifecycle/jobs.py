@@ -21,7 +21,13 @@ from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
 from storm_dagster.defs.lifecycle.sensor import drop_key
 from storm_dagster.defs.metadata import changes_metadata, step_errors, stored_metadata, table
-from storm_dagster.defs.resources.operating import Handles, claim_record, end_record, operations
+from storm_dagster.defs.resources.operating import (
+    Handles,
+    claim_record,
+    end_record,
+    operations,
+    recorded_request,
+)
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
@@ -236,7 +242,7 @@ def _restart(run: _VerbRun) -> _Report:
     """
     topology = topology_by_name(run.ops.cluster.load_view(), run.config.name)
     former_tokens = {node.token for node in topology.live_workers.values()}
-    report = run.operate()
+    report = run.operate(request_id=recorded_request(run.context))
     if former_tokens and not _await_workers(run.ops, report, "restarted", former_tokens):
         raise Unavailable(
             f"not every worker of {report.name!r} runs again {_MAX_START_SECS:g} s after its "

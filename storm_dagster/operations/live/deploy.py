@@ -6,7 +6,7 @@ successor. There is never a moment without the topology.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +19,7 @@ from storm_dagster.model.records import WorkerSlot, encode_record
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.live.change_records import PlannedOn, take_over_change
 from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_worker
 from storm_dagster.operations.results import (
     ConfResult,
@@ -29,7 +30,7 @@ from storm_dagster.operations.results import (
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
-from storm_dagster.operations.submit.continuing import run_stage
+from storm_dagster.operations.submit.continuing import over_leaders, run_stage
 from storm_dagster.operations.submit.staging import (
     read_record,
     read_token,
@@ -67,33 +68,47 @@ Only after it may another process regard the drain as abandoned and activate the
 """
 
 
-def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
+def restart(ctx: OperationsContext, name: str, *, request_id: str = "") -> LifecycleResult:
     """Restart every worker of the topology.
 
     Id, slots, code, conf and status stay. The supervisors replace the processes, each in its slot;
-    the spouts replay the tuples under way. The pauses after earlier crashes end. :class:`NotAlive`;
-    :class:`Conflict` unless ACTIVE or INACTIVE; :class:`Unavailable` without an assignment.
+    the spouts replay the tuples under way. The pauses after earlier crashes end. If the leader
+    changes, the call continues under the next one, and takes over the record of ``request_id``, the
+    request for which a leader launched this run. :class:`NotAlive`, also if the topology is killed
+    or replaced at that time; :class:`Conflict` unless ACTIVE or INACTIVE, or if the topology and
+    the leader were changed; :class:`Unavailable` without an assignment.
     """
     epoch = ctx.current_epoch()
-    # Topology id -> number of restarts after this one, fixed by the first attempt.
-    target_restarts: dict[str, int] = {}
+    # The topology that the first attempt found, as the newest attempt found it, and its number of
+    # restarts after this one.
+    planned: list[PlannedOn] = []
+    target_restarts = 0
+
+    def take_over(next_epoch: int) -> None:
+        nonlocal epoch
+        for state in planned:
+            take_over_change(ctx, request_id, state, next_epoch)
+        epoch = next_epoch
 
     def attempt(view: ClusterView) -> LifecycleResult:
-        topology = topology_by_name(view, name)
-        check_replaceable(topology, "restarted")
-        assignment = topology.assignment
+        nonlocal target_restarts
+        topology = _restarted_topology(view, name, planned)
         base = topology.base
+        assignment = topology.assignment
         if assignment is None:
             raise Unavailable(
                 f"topology {base.name!r} has no assignment yet: wait until it is healed"
             )
+        if not planned:
+            target_restarts = assignment.restarts + 1
+        planned[:] = [PlannedOn(topology.id, topology.base_at.version)]
         report = LifecycleResult(
             topology.id, base.name, base.status, changed=True, previous=base.status
         )
-        restarts = target_restarts.setdefault(topology.id, assignment.restarts + 1)
-        if assignment.restarts >= restarts:
+        if assignment.restarts >= target_restarts:
             return report  # The reply of our own commit was lost.
-        after = with_change(ctx, assignment.model_copy(update={"restarts": restarts}), "restarted")
+        changed = assignment.model_copy(update={"restarts": target_restarts})
+        after = with_change(ctx, changed, "restarted")
         transaction = ctx.cluster.fenced(epoch).check(
             paths.topology(topology.id), topology.base_at.version
         )
@@ -102,7 +117,27 @@ def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
         commit(ctx, transaction, "restart")
         return report
 
-    return retry_on_conflict(ctx, f"restarting {name}", attempt)
+    purpose = f"restarting {name}"
+    return over_leaders(ctx, lambda: retry_on_conflict(ctx, purpose, attempt), take_over)
+
+
+def _restarted_topology(view: ClusterView, name: str, planned: Sequence[PlannedOn]) -> TopologyView:
+    """The topology to restart: that of ``name``, for a retry the one that was ``planned`` on.
+
+    A later topology of the name was not requested to restart, and has new workers anyway.
+    """
+    topology: TopologyView | None
+    if planned:
+        topology = view.topologies.get(planned[0].topology_id)
+    else:
+        topology = topology_by_name(view, name)
+    if topology is None:
+        raise NotAlive(
+            f"topology {name!r} ({planned[0].topology_id}) was killed or replaced while it was "
+            "restarted: a topology that has this name now was not restarted"
+        )
+    check_replaceable(topology, "restarted")
+    return topology
 
 
 def update(
