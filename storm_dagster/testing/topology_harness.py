@@ -240,7 +240,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
             self.dagster_events += events
             self.shared.events.on_response(ReportResponse(frozenset(event.id for event in events)))
         else:
-            self.shared.events.on_response(ReportResponse(trouble="dagster_up is False"))
+            self.shared.events.on_response(ReportResponse(problem="dagster_up is False"))
 
     def tasks(self, component: str) -> list[Any]:
         """The component instances of the tasks of ``component``, in order of task ids.

@@ -277,7 +277,7 @@ def test_blobs_are_unavailable_when_no_leader_comes(repeated: bool, peers: list[
 def test_events_go_to_the_leader_once(peers: list[Peer]) -> None:
     leader = peers[0]
     path = "/v1/topologies/wc-1-1700000000/events"
-    stored = {"stored": ["e1"], "refused": {}, "undefined": {}, "trouble": None}
+    stored = {"stored": ["e1"], "refused": {}, "undefined": {}, "problem": None}
     leader.scripted = {path: [(LOST_REPLY, None), (200, stored)]}
     cluster: Any = SimpleNamespace(leader_http=lambda: leader.url)
     spec: Any = SimpleNamespace(conf={}, topology_id="wc-1-1700000000", token="t")
@@ -286,13 +286,13 @@ def test_events_go_to_the_leader_once(peers: list[Peer]) -> None:
     sender.send([])
     lost = responses.get(timeout=30)
     # The outbox repeats a batch, with the events that have been added since.
-    assert lost.trouble is not None and "does not answer" in lost.trouble
+    assert lost.problem is not None and "does not answer" in lost.problem
     assert leader.asked.count(("POST", path)) == 1
     sender.send([])
     response = responses.get(timeout=30)
     assert response.stored == {"e1"}
     # The response of a nimbus without event logs has no "full".
-    assert response.trouble is None and not response.full
+    assert response.problem is None and not response.full
 
 
 def test_events_wait_while_the_authority_of_nimbus_cannot_be_read(
@@ -300,7 +300,7 @@ def test_events_wait_while_the_authority_of_nimbus_cannot_be_read(
 ) -> None:
     leader = peers[0]
     path = "/v1/topologies/wc-1-1700000000/events"
-    stored = {"stored": ["e1"], "refused": {}, "undefined": {}, "trouble": None}
+    stored = {"stored": ["e1"], "refused": {}, "undefined": {}, "problem": None}
     leader.scripted = {path: [(200, stored)]}
     cluster: Any = SimpleNamespace(leader_http=lambda: leader.url)
     authority = tmp_path / "ca.pem"
@@ -310,7 +310,7 @@ def test_events_wait_while_the_authority_of_nimbus_cannot_be_read(
     sender = EventSender(spec, cluster, responses.put)
     sender.send([])
     waiting = responses.get(timeout=30)
-    assert waiting.trouble is not None and "storm.tls" in waiting.trouble
+    assert waiting.problem is not None and "storm.tls" in waiting.problem
     trustme.CA().cert_pem.write_to_path(str(authority))
     sender.send([])
     assert responses.get(timeout=30).stored == {"e1"}

@@ -46,8 +46,8 @@ def test_an_event_is_sent_until_an_answer_names_it(outbox: EventOutbox[str]) -> 
     assert sent(outbox, 0.0) == [one]
     outbox.add(7, two, "b", 0.1)
     assert sent(outbox, 0.2) == [], "one batch at a time"
-    assert outbox.handle_response(ReportResponse(trouble="no leader"), 1.0).ack == []
-    assert sent(outbox, 1.4) == [], "a pause after trouble"
+    assert outbox.handle_response(ReportResponse(problem="no leader"), 1.0).ack == []
+    assert sent(outbox, 1.4) == [], "a pause after a problem"
     assert sent(outbox, 1.5) == [one, two]
     assert outbox.handle_response(stored(one), 2.0).ack == ["a"]
     assert sent(outbox, 2.0) == [two]
@@ -76,12 +76,12 @@ def test_a_stored_event_whose_asset_is_undefined_is_acked_and_named(
     assert entry.event == second and reason == "is defined nowhere"
 
 
-def test_pauses_grow_and_end_with_an_answer_without_trouble(outbox: EventOutbox[str]) -> None:
+def test_pauses_grow_and_end_with_an_answer_without_a_problem(outbox: EventOutbox[str]) -> None:
     now, pauses = 0.0, []
     outbox.add(1, event(1), None, now)
     assert sent(outbox, now)
     for _ in range(8):
-        outbox.handle_response(ReportResponse(trouble="down"), now)
+        outbox.handle_response(ReportResponse(problem="down"), now)
         began = now
         while not sent(outbox, now):
             now += 0.5
@@ -89,7 +89,7 @@ def test_pauses_grow_and_end_with_an_answer_without_trouble(outbox: EventOutbox[
     assert pauses == [0.5, 1, 2, 4, 8, 15, 15, 15]
     outbox.handle_response(ReportResponse(), now)
     assert sent(outbox, now), "at once"
-    outbox.handle_response(ReportResponse(trouble="down"), now)
+    outbox.handle_response(ReportResponse(problem="down"), now)
     assert not sent(outbox, now + 0.4) and sent(outbox, now + 0.5)
 
 
@@ -164,7 +164,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("add"), st.integers(1, 2), st.integers(0, 5)),
         st.tuples(
             st.just("send"),
-            st.sampled_from(["stored", "lost", "partly", "trouble", "refused"]),
+            st.sampled_from(["stored", "lost", "partly", "problem", "refused"]),
             st.just(0),
         ),
         st.tuples(st.just("close"), st.integers(1, 2), st.just(0)),
@@ -198,9 +198,9 @@ def test_every_tuple_has_one_verdict_and_acks_mean_taken(
             known.update(one.id for one in part)
         answers = {
             "stored": stored(*part),
-            "partly": ReportResponse(frozenset(one.id for one in part), trouble="slow"),
-            "lost": ReportResponse(trouble="connection reset"),
-            "trouble": ReportResponse(trouble="no leader"),
+            "partly": ReportResponse(frozenset(one.id for one in part), problem="slow"),
+            "lost": ReportResponse(problem="connection reset"),
+            "problem": ReportResponse(problem="no leader"),
             "refused": ReportResponse(refused={one.id: "no" for one in part}),
         }
         outcome = outbox.handle_response(answers[how], now)

@@ -69,7 +69,7 @@ class Road:
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         assert answer["stored"] == [event.id for event in events]
-        assert (answer["refused"], answer["trouble"]) == ({}, None)
+        assert (answer["refused"], answer["problem"]) == ({}, None)
         names = {event.id: event.asset for event in events}
         return {names[event_id]: text for event_id, text in answer["undefined"].items()}
 

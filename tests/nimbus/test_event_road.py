@@ -126,7 +126,7 @@ def test_a_code_location_pulls_what_a_worker_reported(leading: Callable[..., Clu
     first, second, third = document(1, **COUNT), document(2, **COUNT), document(3)
     invalid = {**document(4), "kind": "rumor"}
     answer = cluster.report(topology_id, first, invalid, second)
-    assert answer["stored"] == [first["id"], second["id"]] and answer["trouble"] is None
+    assert answer["stored"] == [first["id"], second["id"]] and answer["problem"] is None
     assert list(answer["refused"]) == [invalid["id"]] and not answer["full"]
     assert cluster.report("wc", third)["stored"] == [third["id"]]
 
@@ -259,7 +259,7 @@ def test_events_wait_for_the_clusters_dagster_and_go_in_order(
     away = leading(dagster__graphql__url="http://127.0.0.1:9/graphql")
     topology_id = away.deploy("wc")
     for number in range(3):
-        assert away.report("wc", document(number, "ordered", **COUNT))["trouble"] is None
+        assert away.report("wc", document(number, "ordered", **COUNT))["problem"] is None
     # An event that Dagster refuses: one of a nimbus of another release, perhaps.
     check = DagsterEvent.make("wc/count", "check", "lake/ordered", check="x", passed=True)
     refused = msgspec.structs.replace(check, passed=None)

@@ -271,9 +271,9 @@ def test_a_workers_events_reach_a_nimbus_with_tls(
     cluster: Any = SimpleNamespace(leader_http=lambda: nimbus.url)
     responses: queue.SimpleQueue[ReportResponse] = queue.SimpleQueue()
     EventSender(spec, cluster, responses.put).send([])
-    trouble = responses.get(timeout=60).trouble
+    problem = responses.get(timeout=60).problem
     # Nimbus has read the request: there is no such worker here.
-    assert trouble is not None and "come from its live workers only" in trouble
+    assert problem is not None and "come from its live workers only" in problem
 
 
 def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(

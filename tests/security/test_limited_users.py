@@ -306,7 +306,7 @@ def test_a_worker_reports_on_no_asset_of_another_team(secured: Secured) -> None:
         refused: dict[str, str] = answer["refused"]
         assert refused.keys() == {entry.id for entry in (*forged, declared_only, other_table)}
         assert answer["stored"] == [entry.id for entry in genuine]
-        assert (answer["undefined"], answer["trouble"]) == ({}, None)
+        assert (answer["undefined"], answer["problem"]) == ({}, None)
         assert "component 'count' does not declare it" in refused[forged[0].id]
         assert ASSETS in refused[forged[0].id]
         assert "nimbus.user.asset.prefixes: topologies/wc/" in refused[declared_only.id]

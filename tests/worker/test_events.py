@@ -193,7 +193,7 @@ def two_streams(bolt: type[Bolt]) -> type[Topology]:
 
 def fill_log(harness: TopologyHarness) -> None:
     """Let the cluster answer that the event log has no room."""
-    response = ReportResponse(trouble="the event log of 'lake' is full", full=True)
+    response = ReportResponse(problem="the event log of 'lake' is full", full=True)
     harness.shared.events.send = lambda batch: harness.shared.events.on_response(response)
 
 

@@ -26,7 +26,7 @@ MAX_BATCH = 100
 MAX_BATCH_BYTES = 512 * 1024
 """Bytes of the events of a batch; a request may have 1 MiB."""
 MAX_PAUSE_SECS = 15.0
-"""Longest pause after a response with trouble."""
+"""Longest pause after a response with a problem."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ReportResponse:
 
     A nimbus of a former release names events whose asset its Dagster does not define.
     """
-    trouble: str | None = None
+    problem: str | None = None
     """Reason why the other events are not taken yet."""
     full: bool = False
     """True if the reason is that the event log of the topology is full."""
@@ -94,7 +94,7 @@ class EventOutbox(Generic[H]):
         self._retry_at = 0.0
         """Time before which no batch is sent."""
         self._pause = 0.0
-        """Last pause in seconds; 0 without trouble."""
+        """Last pause in seconds; 0 without a problem."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -161,10 +161,10 @@ class EventOutbox(Generic[H]):
     def handle_response(self, response: ReportResponse, now: float) -> OutboxResult[H]:
         """Handle the response to the batch in flight.
 
-        Trouble is followed by a pause, which is longer each time.
+        A problem is followed by a pause, which is longer each time.
         """
         self._sent = frozenset()
-        if response.trouble is None:
+        if response.problem is None:
             self._pause = 0.0
         else:
             self._pause = min(MAX_PAUSE_SECS, max(0.5, 2 * self._pause))

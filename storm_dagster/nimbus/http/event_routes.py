@@ -62,7 +62,7 @@ class EventBatch(BaseModel, extra="forbid"):
 class EventResult(BaseModel, extra="forbid"):
     """Ids of the events that the cluster has taken, or refused.
 
-    ``trouble`` is the reason why the others were not taken, ``full`` is true if the event log has
+    ``problem`` is the reason why the others were not taken, ``full`` is true if the event log has
     no room for them. ``undefined`` has a warning for events that were taken, though their component
     does not declare their asset; the same one once an hour.
     """
@@ -70,7 +70,7 @@ class EventResult(BaseModel, extra="forbid"):
     stored: list[str]
     refused: dict[str, str]
     undefined: dict[str, str]
-    trouble: str | None
+    problem: str | None
     full: bool
 
 
@@ -199,7 +199,7 @@ class EventRoutes:
             "stored": [report.event.id for report in checked.accepted[: result.taken]],
             "refused": {**refused, **checked.refused},
             "undefined": checked.warnings,
-            "trouble": result.trouble,
+            "problem": result.problem,
             "full": result.full,
         }
 

@@ -33,7 +33,7 @@ class IntakeResult:
 
     taken: int
     """Number of its first events that the cluster has taken."""
-    trouble: str | None = None
+    problem: str | None = None
     """Reason why the others are not taken yet; ``None``: they are to be sent again at once."""
     full: bool = False
     """True if the log has no room for them."""
@@ -111,20 +111,20 @@ class EventIntake:
         if not batches:
             return
         reports = [report for batch in batches for report in batch.reports]
-        trouble = None
+        problem = None
         try:
             epoch = self._nimbus.status.require()
             # The newest topology of the name decides where the events go.
             source = batches[-1].source
             result = event_logs.take_events(self._nimbus.operations(epoch), name, source, reports)
             if result.full is not None:
-                trouble = event_logs.full_text(name, result.full, int(time.time()))
+                problem = event_logs.full_text(name, result.full, int(time.time()))
         except Exception as error:
             self._answer_error(batches, error)
             return
         if result.count:
             self._nimbus.events_taken.set()
-        self._answer(name, batches, result.count, trouble)
+        self._answer(name, batches, result.count, problem)
 
     def _answer_error(self, batches: Sequence[_Batch], error: Exception) -> None:
         """Answer all batches with the reason why none was taken."""
@@ -139,7 +139,7 @@ class EventIntake:
             _set(batch.result, IntakeResult(0, text))
 
     def _answer(
-        self, name: str, batches: Sequence[_Batch], count: int, trouble: str | None
+        self, name: str, batches: Sequence[_Batch], count: int, problem: str | None
     ) -> None:
         """Answer batches by the number of the first of all their events that were taken.
 
@@ -151,8 +151,8 @@ class EventIntake:
             count -= taken
             if taken == len(batch.reports):
                 _set(batch.result, IntakeResult(taken))
-            elif trouble is not None:
-                _set(batch.result, IntakeResult(taken, trouble, full=True))
+            elif problem is not None:
+                _set(batch.result, IntakeResult(taken, problem, full=True))
             elif taken:
                 _set(batch.result, IntakeResult(taken))
             else:

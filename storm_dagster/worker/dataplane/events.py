@@ -220,10 +220,10 @@ class EventDelivery:
                 continue
             error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} {reason}")
             self._report(self._runners[entry.task], error)
-        self._is_troubled = response.trouble is not None
-        self._report_trouble(response.trouble)
+        self._is_troubled = response.problem is not None
+        self._report_trouble(response.problem)
         # A nimbus that does not respond says nothing about the log.
-        if response.full or response.trouble is None:
+        if response.full or response.problem is None:
             self._is_log_full = response.full
         for runner in self._runners.values():
             self._hold(runner)
@@ -302,10 +302,10 @@ class EventSender:
                     http = self._client()
                 response = self._post(http, batch)
             except (StormDagsterError, ValueError, KeyError, TypeError) as error:
-                response = ReportResponse(trouble=typed_error_text(error))
-            if response.trouble != self._trouble:
-                self._trouble = response.trouble
-                _log.warning("events for Dagster: %s", response.trouble or "they are taken again")
+                response = ReportResponse(problem=typed_error_text(error))
+            if response.problem != self._trouble:
+                self._trouble = response.problem
+                _log.warning("events for Dagster: %s", response.problem or "they are taken again")
             self.on_response(response)
 
     def _client(self) -> httpx.Client:
@@ -347,7 +347,7 @@ class EventSender:
             refused=dict(document["refused"]),
             # A nimbus of an older release does not look for the asset.
             undefined=dict(document.get("undefined", {})),
-            trouble=document["trouble"],
+            problem=document["problem"],
             # A nimbus of a former release has no event log.
             full=bool(document.get("full", False)),
         )
