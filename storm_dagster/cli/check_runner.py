@@ -73,6 +73,6 @@ def _run(name: str, check: Check, events: "queue.SimpleQueue[_Event]") -> None:
 def _late(deadline_secs: float) -> HealthResult:
     return (
         "broken",
-        f"no answer within {deadline_secs:g} s: the rest of this check was not looked at",
+        f"no answer within {deadline_secs:g} s: the rest of this check was not done",
         "see whether its process and its host respond, and run doctor again",
     )

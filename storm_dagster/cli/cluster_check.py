@@ -96,7 +96,7 @@ def _read_problems(nimbus: NimbusClient) -> dict[str, Any]:
     return {
         **cluster,
         "supervisors": len(cluster.get("supervisors", ())),
-        "not_looked_at": ["topologies and hosts: the leader is of an earlier release"],
+        "skipped": ["topologies and hosts: the leader is of an earlier release"],
     }
 
 
@@ -114,8 +114,8 @@ def _problems(document: Mapping[str, Any], asked_at: float) -> Iterator[HealthRe
     if more:
         text = f"and {more} more topologies have tasks that do not run"
         yield "warning", text, "storm-dagster list"
-    for text in document.get("not_looked_at", ()):
-        yield "warning", f"not looked at: {text}", ""
+    for text in document.get("skipped", ()):
+        yield "warning", f"not checked: {text}", ""
 
 
 def _ahead_of(served_at: float, asked_at: float, answered_at: float) -> float:

@@ -20,7 +20,7 @@ _MAX_TOPOLOGIES = 50
 _PROBE_SECS = 1.0
 """Time in which a server must answer."""
 _NOT_READ = (
-    "not looked at, since no nimbus answers: the reasons why tasks do not run, disks and clocks of"
+    "not checked, since no nimbus answers: the reasons why tasks do not run, disks and clocks of"
     " nimbuses, events for Dagster"
 )
 
@@ -28,7 +28,7 @@ _NOT_READ = (
 def check_by_zookeeper(conf: ClusterConf) -> Iterator[HealthResult]:
     """Yield results of the records that this user may read, and a line for each other part."""
     if not _is_reachable(conf):
-        text = "not looked at: supervisors and topologies (no server of storm.zookeeper.servers)"
+        text = "not checked: supervisors and topologies (no server of storm.zookeeper.servers)"
         yield "warning", text, "start ZooKeeper, or name it in storm.zookeeper.servers"
         return
     try:
@@ -36,7 +36,7 @@ def check_by_zookeeper(conf: ClusterConf) -> Iterator[HealthResult]:
             leader = cluster.state.get_data(paths.NIMBUS_MASTER)
             view = cluster.load_view()
     except StormDagsterError as error:
-        text = f"not looked at: supervisors and topologies ({error.message})"
+        text = f"not checked: supervisors and topologies ({error.message})"
         yield "warning", text, "run doctor on a host, and as a user, that ZooKeeper admits"
         return
     name = leader.decode("utf-8", "replace") if leader else "none"

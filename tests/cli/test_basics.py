@@ -259,7 +259,7 @@ def test_doctor_without_a_cluster(tmp_path: Path) -> None:
     assert broken and all(row["mend"] for row in broken)
     # It is not this command's to start again.
     cluster, unread = [row for row in done.document["findings"] if row["check"] == "cluster"]
-    assert unread["found"].startswith("not looked at")
+    assert unread["found"].startswith("not checked")
     fix = cluster["mend"]
     assert (
         f"storm-dagster daemon nimbus --conf-dir {tmp_path}" in fix

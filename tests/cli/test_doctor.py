@@ -208,4 +208,4 @@ def test_without_a_nimbus_it_reads_zookeeper_and_names_the_rest(
     assert any("by ZooKeeper: 1 supervisors" in text for _, text in texts)
     assert ("warning", "topology wc000: 2 tasks do not run") in texts
     assert ("warning", "and 2 more topologies have tasks that do not run") in texts
-    assert any(text.startswith("not looked at") for _, text in texts)
+    assert any(text.startswith("not checked") for _, text in texts)

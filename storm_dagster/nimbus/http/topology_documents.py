@@ -391,7 +391,7 @@ class ProblemRow(BaseModel, extra="ignore"):
 class ProblemsDocument(BaseModel):
     """A page of problems; ``next`` begins the page after it.
 
-    ``more`` is the number of topologies on later pages whose tasks do not run, ``not_looked_at`` a
+    ``more`` is the number of topologies on later pages whose tasks do not run, ``skipped`` a
     sentence for each thing that was left out.
     """
 
@@ -405,4 +405,4 @@ class ProblemsDocument(BaseModel):
     problems: list[ProblemRow]
     next: str | None
     more: Natural
-    not_looked_at: list[str]
+    skipped: list[str]

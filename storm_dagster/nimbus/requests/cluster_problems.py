@@ -1,6 +1,6 @@
 """Document of ``GET /v1/problems``: everything that is wrong, from one view of the cluster.
 
-No topology master is asked: the answer does not depend on the processes that are in trouble.
+No topology master is asked: the answer does not depend on the processes that have problems.
 """
 
 import time
@@ -30,7 +30,7 @@ _LIMIT = 50
 _MAX_LIMIT = 500
 _REASONS_SECS = 2.0
 """Time for the reasons why tasks do not run, and for the reads of other topologies. A page is also
-complete without them: it names the parts that it did not look at.
+complete without them: it names the parts that it skipped.
 """
 _HEALTH_SECS = 1.0
 """Longest wait for the other nimbuses, which are asked at the same time."""
@@ -48,22 +48,22 @@ class ClusterProblems:
 
         Topologies whose tasks do not run come first, then the others, each by name. ``after`` is
         ``next`` of the page before; later pages have topologies only. ``more`` is the number of
-        topologies with problems on later pages, as far as they are known; ``not_looked_at`` has a
+        topologies with problems on later pages, as far as they are known; ``skipped`` has a
         sentence for each thing that was left out.
         """
         size = _number(limit, "limit", _LIMIT, 1, _MAX_LIMIT)
         start = _number(after, "after", 0, 0, 10**9)
         view = self._reader.view()
         rows: list[ClusterProblem] = []
-        not_looked_at: list[str] = []
+        skipped: list[str] = []
         if start == 0:
             rows += supervisor_problems(view.supervisors)
-            nimbuses = self._nimbuses(not_looked_at)
+            nimbuses = self._nimbuses(skipped)
             rows += nimbus_problems(nimbuses)
         search = _TopologySearch(self._nimbus, self._reader, view)
         topology_rows, following, more = search.page(start, size)
         rows += topology_rows
-        not_looked_at += search.not_looked_at
+        skipped += search.skipped
         cluster = self._reader.cluster()
         return {
             "now_secs": time.time(),
@@ -77,10 +77,10 @@ class ClusterProblems:
             "problems": [row.to_document() for row in rows],
             "next": following,
             "more": more,
-            "not_looked_at": not_looked_at,
+            "skipped": skipped,
         }
 
-    def _nimbuses(self, not_looked_at: list[str]) -> list[Mapping[str, Any]]:
+    def _nimbuses(self, skipped: list[str]) -> list[Mapping[str, Any]]:
         """Disk and clock of each nimbus; a nimbus that does not answer is named."""
         identity = self._nimbus.identity
         own = {**self._reader.health(), "host": identity.host, "clock_ahead_secs": 0.0}
@@ -96,7 +96,7 @@ class ClusterProblems:
             answers = pool.map(lambda peer: read_peer_health(http, peer.http), peers)
             for peer, answer in zip(peers, answers, strict=True):
                 if answer is None:
-                    not_looked_at.append(f"nimbus {peer.address}, which does not answer")
+                    skipped.append(f"nimbus {peer.address}, which does not answer")
                 else:
                     host = peer.address.rpartition(":")[0]
                     rows.append({**answer, "address": peer.address, "host": host})
@@ -120,15 +120,15 @@ class _TopologySearch:
         self._view = view
         self._now_secs = int(time.time())
         self._ends_at = time.monotonic() + _REASONS_SECS
-        self.not_looked_at: list[str] = []
-        self._skipped = 0
-        """Topologies of the page that were not looked at, since the time is over."""
+        self.skipped: list[str] = []
+        self._unread_topologies = 0
+        """Number of topologies of the page that were not read, since the time was over."""
 
     def page(self, start: int, size: int) -> tuple[list[ClusterProblem], str | None, int]:
-        """Problems of ``size`` topologies, the begin of the next page, and how many more have some.
+        """Problems of ``size`` topologies, the begin of the next page, and a number of topologies.
 
-        Of a topology whose tasks all run, it is not known whether it has a problem before it is
-        looked at: those are not counted.
+        The number is that of the topologies on later pages whose tasks do not run. Of a topology
+        whose tasks all run, it is not known whether it has a problem before it is read.
         """
         launch_secs = float(self._nimbus.conf["nimbus.task.launch.secs"])
         down_of: dict[str, list[int]] = {}
@@ -140,18 +140,18 @@ class _TopologySearch:
 
         topologies = sorted(self._view.topologies.values(), key=order)
         rows: list[ClusterProblem] = []
-        found = 0
+        topologies_with_problems = 0
         position = start
         for topology in topologies[start:]:
-            if found == size:
+            if topologies_with_problems == size:
                 break
             position += 1
             own_rows = list(self._rows_of(topology, down_of[topology.id]))
-            found += bool(own_rows)
+            topologies_with_problems += bool(own_rows)
             rows += own_rows
-        if self._skipped:
-            self.not_looked_at.append(
-                f"state and slow calls of {self._skipped} topologies whose tasks run"
+        if self._unread_topologies:
+            self.skipped.append(
+                f"state and slow calls of {self._unread_topologies} topologies whose tasks run"
                 " (storm-dagster show NAME)"
             )
         more = sum(1 for topology in topologies[position:] if down_of[topology.id])
@@ -164,12 +164,12 @@ class _TopologySearch:
         if down and is_over:
             sentences = [f"{len(down)} tasks do not run"]
         elif down:
-            sentences = [*self._reasons(topology, down), *self._others(topology)]
+            sentences = [*self._reasons(topology, down), *self._state_and_call_problems(topology)]
         elif is_over:
-            self._skipped += 1
+            self._unread_topologies += 1
             return
         else:
-            sentences = self._others(topology)
+            sentences = self._state_and_call_problems(topology)
         for sentence in sentences:
             text = f"topology {name}: {sentence}"
             yield ClusterProblem("warning", f"topology {name}", text, f"storm-dagster show {name}")
@@ -183,7 +183,7 @@ class _TopologySearch:
             return [f"{len(down)} tasks do not run, and the reason is not known: {error.message}"]
         return reasons or [f"{len(down)} tasks do not run"]
 
-    def _others(self, topology: TopologyView) -> list[str]:
+    def _state_and_call_problems(self, topology: TopologyView) -> list[str]:
         """Sentences about the place of its state, and about slow calls."""
         try:
             context = self._nimbus.operations(epoch=-1)
