@@ -31,7 +31,7 @@ class TokenListing:
     """True if the list was read within the last seconds: a revoked token is not in it."""
 
 
-def check_token(claims: TokenClaims, listing: TokenListing | None, now: float) -> None:
+def check_access_token(claims: TokenClaims, listing: TokenListing | None, now: float) -> None:
     """Raise unless the token counts now (epoch seconds).
 
     :class:`NotAuthenticated` for a token that is revoked, was never recorded, or has outlived its

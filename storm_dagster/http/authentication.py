@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from storm_dagster.core.access_tokens import TokenListing, check_token, token_caller
+from storm_dagster.core.access_tokens import TokenListing, check_access_token, token_caller
 from storm_dagster.core.authorization import (
     CLUSTER,
     LIMITED_USER,
@@ -37,7 +37,7 @@ from storm_dagster.core.authorization import (
 from storm_dagster.http.responses import error_response, refuse_websocket
 from storm_dagster.model.access_tokens import is_user_name
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
-from storm_dagster.security.access_tokens import read_token, token_of_header
+from storm_dagster.security.access_tokens import read_claims, token_of_header
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import OPEN_PATHS, RequestHead, Verifier, about_content
 
@@ -309,12 +309,12 @@ class Authentication:
     async def _identify_token(self, token: str, host: str) -> Caller:
         """The caller with a token that counts."""
         now = time.time()
-        claims = read_token(self._security.secrets, token, now)
+        claims = read_claims(self._security.secrets, token, now)
         listing = self.tokens.listing()
         if claims.kind == "recorded" and (listing is None or claims.id not in listing.records):
             # A token that was made a moment ago counts at once.
             listing = await run_in_threadpool(self.tokens.refresh, claims.id)
-        check_token(claims, listing, now)
+        check_access_token(claims, listing, now)
         groups = groups_of(claims.user) if claims.user else frozenset[str]()
         return token_caller(claims, host=host, groups=groups)
 

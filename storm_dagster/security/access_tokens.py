@@ -86,7 +86,7 @@ def derive_metrics_token(secret: str, part: str, secs: int, now: float | None = 
     return f"sdtd.{claims}.{keyed_mac(secret, 'derived token', claims)}"
 
 
-def read_token(secrets: Sequence[str], token: str, now: float | None = None) -> TokenClaims:
+def read_claims(secrets: Sequence[str], token: str, now: float | None = None) -> TokenClaims:
     """Claims of a token.
 
     Raises :class:`NotAuthenticated` if it is not a token of the cluster, or has expired.

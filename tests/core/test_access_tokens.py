@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.access_tokens import TokenListing, check_token, token_caller
+from storm_dagster.core.access_tokens import TokenListing, check_access_token, token_caller
 from storm_dagster.core.authorization import authorize, is_admin
 from storm_dagster.core.submission.conf import limited_conf
 from storm_dagster.model.access_tokens import (
@@ -41,19 +41,19 @@ EMPTY = TokenListing({}, NOW, is_fresh=True)
 
 @pytest.mark.parametrize("scope", TOKEN_SCOPES)
 def test_a_token_counts_while_the_list_has_it(scope: TokenScope) -> None:
-    check_token(claims(scope), listing(scope), NOW)
+    check_access_token(claims(scope), listing(scope), NOW)
     with pytest.raises(NotAuthenticated, match=f"token {ID} is revoked, or was never recorded"):
-        check_token(claims(scope), EMPTY, NOW)
+        check_access_token(claims(scope), EMPTY, NOW)
     with pytest.raises(Unavailable, match="cannot be read"):
-        check_token(claims(scope), None, NOW)
+        check_access_token(claims(scope), None, NOW)
 
 
 @pytest.mark.parametrize("field", [{"user": "ann"}, {"expires_secs": NOW + 700}])
 def test_a_token_that_claims_more_than_its_record_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(NotAuthenticated, match="than its record: revoke it"):
-        check_token(claims(**field), listing(), NOW)
+        check_access_token(claims(**field), listing(), NOW)
     with pytest.raises(NotAuthenticated, match="than its record: revoke it"):
-        check_token(claims("operate"), listing("read"), NOW)
+        check_access_token(claims("operate"), listing("read"), NOW)
 
 
 @pytest.mark.parametrize("scope", TOKEN_SCOPES)
@@ -61,33 +61,33 @@ def test_an_old_list_decides_for_readers_alone(scope: TokenScope) -> None:
     old = listing(scope, is_fresh=False)
     if scope in ("operate", "admin"):
         with pytest.raises(Unavailable, match=f"scope {scope} counts again when ZooKeeper"):
-            check_token(claims(scope), old, NOW)
+            check_access_token(claims(scope), old, NOW)
     else:
-        check_token(claims(scope), old, NOW)
+        check_access_token(claims(scope), old, NOW)
     with pytest.raises(NotAuthenticated, match="revoked"):
-        check_token(claims(scope), TokenListing({}, NOW, is_fresh=False), NOW)
+        check_access_token(claims(scope), TokenListing({}, NOW, is_fresh=False), NOW)
 
 
 def test_a_clock_that_is_a_day_late_is_named() -> None:
     with pytest.raises(NotAuthenticated, match="86400 s from now by the clock of this host: set"):
-        check_token(claims(), listing(), NOW - 86_400)
-    check_token(claims(), listing(), NOW - 100)
+        check_access_token(claims(), listing(), NOW - 86_400)
+    check_access_token(claims(), listing(), NOW - 100)
 
 
 @pytest.mark.parametrize("is_fresh", [True, False])
 def test_tokens_of_earlier_releases_end_after_thirty_days(is_fresh: bool) -> None:
     former = claims(kind="former", id="0123abcd", expires_secs=NOW + 10**9)
-    check_token(former, TokenListing({}, None, is_fresh), NOW)
+    check_access_token(former, TokenListing({}, None, is_fresh), NOW)
     started = TokenListing({}, NOW, is_fresh)
-    check_token(former, started, NOW + FORMER_LIFE_SECS)
+    check_access_token(former, started, NOW + FORMER_LIFE_SECS)
     with pytest.raises(NotAuthenticated, match="for 30 days after the upgrade: make one with"):
-        check_token(former, started, NOW + FORMER_LIFE_SECS + 1)
+        check_access_token(former, started, NOW + FORMER_LIFE_SECS + 1)
 
 
 def test_a_derived_token_needs_no_list() -> None:
     derived = claims("metrics", kind="derived", id="prometheus")
-    check_token(derived, None, NOW)
-    check_token(derived, EMPTY, NOW)
+    check_access_token(derived, None, NOW)
+    check_access_token(derived, EMPTY, NOW)
 
 
 def caller(scope: TokenScope, user: str = "") -> Any:

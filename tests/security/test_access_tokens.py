@@ -32,7 +32,7 @@ from storm_dagster.security.access_tokens import (
     derive_metrics_token,
     make_token,
     new_token_id,
-    read_token,
+    read_claims,
     token_of_header,
 )
 from storm_dagster.security.settings import Security
@@ -56,14 +56,14 @@ REVOKED_SECS = 10.0
 @pytest.mark.parametrize("scope", TOKEN_SCOPES)
 def test_a_token_names_scope_and_user_until_it_expires(scope: TokenScope) -> None:
     token = make_token(SECRET, scope, NOW + 3600, new_token_id(), "ann@b.c")
-    claims = read_token((SECRET,), token, NOW + 3599)
+    claims = read_claims((SECRET,), token, NOW + 3599)
     assert SECRET not in token
     assert (claims.scope, claims.user) == (scope, "ann@b.c")
     with pytest.raises(NotAuthenticated, match="expired at 2027-01-15 09:00:00 UTC, and it is"):
-        read_token((SECRET,), token, NOW + 3601)
+        read_claims((SECRET,), token, NOW + 3601)
     # A clock that is a day ahead ends it early, and the error names the clock.
     with pytest.raises(NotAuthenticated, match="or set the clock"):
-        read_token((SECRET,), token, NOW + 86_400)
+        read_claims((SECRET,), token, NOW + 86_400)
     for wrong in (
         token.replace(f".{scope}.", ".admin." if scope != "admin" else ".read."),
         token.replace("ann", "bob"),
@@ -74,23 +74,23 @@ def test_a_token_names_scope_and_user_until_it_expires(scope: TokenScope) -> Non
         SECRET,
     ):
         with pytest.raises(NotAuthenticated):
-            read_token((SECRET,), wrong, NOW)
+            read_claims((SECRET,), wrong, NOW)
     later = token.replace(str(NOW + 3600), str(NOW + 3601))
     with pytest.raises(NotAuthenticated, match="another secret"):
-        read_token((SECRET,), later, NOW)
+        read_claims((SECRET,), later, NOW)
 
 
 def test_forms_of_tokens_do_not_stand_for_each_other() -> None:
-    former = read_token((SECRET,), former_token(SECRET, "operate", 60, NOW), NOW)
+    former = read_claims((SECRET,), former_token(SECRET, "operate", 60, NOW), NOW)
     assert (former.kind, former.scope, former.user) == ("former", "operate", "")
-    derived = read_token((SECRET,), derive_metrics_token(SECRET, "prometheus", 60, NOW), NOW)
+    derived = read_claims((SECRET,), derive_metrics_token(SECRET, "prometheus", 60, NOW), NOW)
     assert (derived.kind, derived.scope) == ("derived", "metrics")
     for token in (
         former_token(SECRET, "operate", 60, NOW).replace("sdt.", "sdtd."),
         derive_metrics_token(SECRET, "prometheus", 60, NOW).replace("metrics", "admin"),
     ):
         with pytest.raises(NotAuthenticated):
-            read_token((SECRET,), token, NOW)
+            read_claims((SECRET,), token, NOW)
 
 
 @pytest.mark.parametrize("user", ["", "a b", "-rf", "a\nb", "x" * 200])
@@ -99,7 +99,7 @@ def test_a_token_is_of_a_user_whom_a_certificate_could_name(user: str) -> None:
         with pytest.raises(InvalidRequest, match="is not the name of a user"):
             make_token(SECRET, "read", NOW, new_token_id(), user)
     else:
-        assert read_token((SECRET,), make_token(SECRET, "read", NOW, "0" * 16), NOW).user == ""
+        assert read_claims((SECRET,), make_token(SECRET, "read", NOW, "0" * 16), NOW).user == ""
 
 
 def test_where_a_token_stands() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
-from storm_dagster.security.access_tokens import make_token, read_token
+from storm_dagster.security.access_tokens import make_token, read_claims
 from storm_dagster.security.settings import Security
 from storm_dagster.security.signing import (
     RequestHead,
@@ -82,7 +82,7 @@ def test_the_former_secret_counts_while_it_is_changed() -> None:
     for used in (SECRET, new):
         assert Verifier((new, SECRET)).check(sign(used, TARGET, body_hash(b""), NOW), TARGET, NOW)
         token = make_token(used, "read", int(NOW) + 60, "0" * 16)
-        assert read_token((new, SECRET), token, NOW).scope == "read"
+        assert read_claims((new, SECRET), token, NOW).scope == "read"
     with pytest.raises(NotAuthenticated):
         Verifier((new,)).check(sign(SECRET, TARGET, body_hash(b""), NOW), TARGET, NOW)
 
