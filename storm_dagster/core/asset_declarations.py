@@ -66,11 +66,11 @@ class DeclaredAssets:
             by_component[component] = declared
         return DeclaredAssets(by_component)
 
-    def names(self, component: str | None, key: Sequence[str]) -> bool:
+    def declares(self, component: str | None, key: Sequence[str]) -> bool:
         """True if the component declares the asset of an event.
 
         The report of a sink on a table names the component and the table, which that component
-        declares. Without a component (a worker of a former release) any component may declare it.
+        declares. Without a component (a worker of an earlier release) any component may declare it.
         """
         parts = tuple(key)
         if is_target_key(parts):
@@ -82,8 +82,8 @@ class DeclaredAssets:
             return parts in self.by_component.get(component, frozenset())
         return any(parts in declared for declared in self.by_component.values())
 
-    def listed(self, component: str | None) -> str:
-        """The first declared assets of a component, for a reason."""
+    def describe_declared(self, component: str | None) -> str:
+        """Name the first declared assets of a component, for a reason."""
         if component is None:
             return ""
         declared = sorted(self.by_component.get(component, frozenset()))
@@ -117,18 +117,17 @@ class AssetPrefix:
         unknown placeholder, and for a template with an empty part: it would be a prefix of more
         than it seems.
         """
-        texts = template.split("/")
-        includes_itself = texts[-1] != ""
+        parts = template.split("/")
+        includes_itself = parts[-1] != ""
         if not includes_itself:
-            texts.pop()
-        if not texts or "" in texts:
+            parts.pop()
+        if not parts or "" in parts:
             raise InvalidRequest(
                 f"{PREFIXES_KEY} has {template!r:.100}: a prefix has parts that are not empty, "
                 "such as 'lake/clicks' or 'lake/'"
             )
-        return AssetPrefix(
-            tuple(_filled(text, template, values) for text in texts), includes_itself
-        )
+        filled_parts = (_fill_placeholders(part, template, values) for part in parts)
+        return AssetPrefix(tuple(filled_parts), includes_itself)
 
     def covers(self, key: Sequence[str]) -> bool:
         """True if the key is below the prefix, or is the prefix itself if that counts."""
@@ -141,20 +140,20 @@ class AssetPrefix:
         return "/".join(self.parts) + ("" if self.includes_itself else "/")
 
 
-def _filled(text: str, template: str, values: Mapping[str, str]) -> str:
-    """A part of a template with its values."""
+def _fill_placeholders(part: str, template: str, values: Mapping[str, str]) -> str:
+    """Replace the placeholders of one part of a template by their values."""
 
     def value(match: re.Match[str]) -> str:
         replacement = values.get(match[1])
         if replacement is None:
-            known = ", ".join(f"{{{name}}}" for name in values)
+            placeholders = ", ".join(f"{{{name}}}" for name in values)
             raise InvalidRequest(
                 f"{PREFIXES_KEY} has {template!r:.100}: {match[0]!r} is not a placeholder, these "
-                f"are: {known}"
+                f"are: {placeholders}"
             )
         return replacement
 
-    return _PLACEHOLDER.sub(value, text)
+    return _PLACEHOLDER.sub(value, part)
 
 
 def user_prefixes(templates: Iterable[str], name: str, user: str) -> tuple[AssetPrefix, ...]:
@@ -192,7 +191,7 @@ class AssetDecision:
 _ACCEPTED = AssetDecision("accepted")
 
 
-def decide(
+def decide_on_event(
     declared: DeclaredAssets,
     topology: str,
     component: str | None,
@@ -204,17 +203,17 @@ def decide(
     ``topology`` is the name of the topology. ``limited`` is its owner; ``None`` for an
     administrator's topology, whose undeclared assets are accepted with a warning for one release.
     """
-    is_declared = declared.names(component, key)
+    is_declared = declared.declares(component, key)
     if limited is None:
         if is_declared:
             return _ACCEPTED
         text = (
-            f"is not declared by {_subject(component)}{declared.listed(component)}; it is stored, "
+            f"is not declared by {_subject(component)}{declared.describe_declared(component)}; it is stored, "
             f"and the next release refuses it: {_REMEDY}"
         )
         return AssetDecision("warned", text)
     if not is_declared:
-        text = f"{_subject(component)} does not declare it{declared.listed(component)}: {_REMEDY}"
+        text = f"{_subject(component)} does not declare it{declared.describe_declared(component)}: {_REMEDY}"
         return AssetDecision("refused", text)
     default_key = _default_key(topology, key)
     if any(prefix.covers(default_key) for prefix in limited.prefixes):

@@ -13,7 +13,7 @@ from storm_dagster.core.asset_declarations import (
     DeclaredAssets,
     LimitedUser,
     check_prefixes,
-    decide,
+    decide_on_event,
     user_prefixes,
 )
 from storm_dagster.model.conf import CONF_KEYS, default_conf
@@ -48,7 +48,7 @@ def outcome(
     limited = None
     if prefixes is not None:
         limited = LimitedUser("ann", user_prefixes(prefixes, "wc", "ann"))
-    return decide(declarations, "wc", component, key, limited).outcome
+    return decide_on_event(declarations, "wc", component, key, limited).outcome
 
 
 LAKE = ["lake", "clicks"]
@@ -165,18 +165,18 @@ def test_a_report_of_a_sink_has_the_key_below_its_component(
 
 def test_reasons_name_component_assets_and_remedy() -> None:
     declarations = declared("lake/sales")
-    warning = decide(declarations, "wc", "count", LAKE, None).reason
+    warning = decide_on_event(declarations, "wc", "count", LAKE, None).reason
     assert "component 'count' (it declares 'lake/sales')" in warning
     assert "the next release refuses it" in warning and ASSETS in warning
     ann = LimitedUser("ann", user_prefixes(DEFAULT, "wc", "ann"))
-    refusal = decide(declarations, "wc", "other", LAKE, ann).reason
+    refusal = decide_on_event(declarations, "wc", "other", LAKE, ann).reason
     assert refusal.startswith("component 'other' does not declare it (it declares none): ")
     assert ASSETS in refusal
-    outside = decide(declarations, "wc", "count", ["lake", "sales"], ann).reason
+    outside = decide_on_event(declarations, "wc", "count", ["lake", "sales"], ann).reason
     for part in ("'count'", "'ann'", "'wc'", "nimbus.user.asset.prefixes: topologies/wc/"):
         assert part in outside
     many = declared(*(f"lake/{number}-{'x' * 200}" for number in range(1000)))
-    assert len(decide(many, "wc", "count", LAKE, None).reason) < 1000
+    assert len(decide_on_event(many, "wc", "count", LAKE, None).reason) < 1000
 
 
 PARTS = st.lists(st.text("ab/.{\u00e4", min_size=1, max_size=3), min_size=1, max_size=4)

@@ -12,7 +12,7 @@ from storm_dagster.core.asset_declarations import (
     PREFIXES_KEY,
     DeclaredAssets,
     LimitedUser,
-    decide,
+    decide_on_event,
     user_prefixes,
 )
 from storm_dagster.core.authorization import Caller, is_admin
@@ -89,7 +89,7 @@ class EventAssets:
         for report in reports:
             key = report.event.key
             declared = codes.declaring(report.component, key)
-            decision = decide(declared, name, report.component, key, limited)
+            decision = decide_on_event(declared, name, report.component, key, limited)
             event_id = report.event.id
             if decision.outcome == "refused":
                 checked.refused[event_id] = decision.reason
@@ -194,11 +194,11 @@ class _Codes:
 
     def declaring(self, component: str | None, key: Sequence[str]) -> DeclaredAssets:
         """The declarations that name the asset; the current ones if none does."""
-        if self._current.names(component, key):
+        if self._current.declares(component, key):
             return self._current
         if not self._is_upgrade_read:
             self._upgrade = self._assets.of_upgrade(self._topology)
             self._is_upgrade_read = True
-        if self._upgrade is not None and self._upgrade.names(component, key):
+        if self._upgrade is not None and self._upgrade.declares(component, key):
             return self._upgrade
         return self._current
