@@ -39,7 +39,7 @@ from storm_dagster.model.verbs import VERBS, RunEffect, Verb
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cancelling import is_being_submitted
-from storm_dagster.operations.read.answers import lifecycle_answer, moved_tasks
+from storm_dagster.operations.read.run_results import lifecycle_result, moved_tasks
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.upgrade import UpgradeResult
 from storm_dagster.operations.upgrade_waiting import await_upgrade
@@ -476,7 +476,7 @@ def _perform(
     metadata = {**metadata, **more, "seconds": round(time.monotonic() - began, 3)}
     run.observe(result.name, outcome, metadata)
     context.add_output_metadata(metadata)
-    done = lifecycle_answer(verb.name, result, moved)
+    done = lifecycle_result(verb.name, result, moved)
     context.instance.add_run_tags(context.run.run_id, done.to_tags())
     if not context.has_tag(TOPOLOGY_TAG):
         context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: result.name})

@@ -53,8 +53,8 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.run_result import RunResult
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.rebalance import rebalance
-from storm_dagster.operations.read.answers import rebalance_answer
 from storm_dagster.operations.read.explaining import moves_document
+from storm_dagster.operations.read.run_results import rebalance_result
 from storm_dagster.operations.results import ConfResult, RebalanceResult
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.continuing import run_stage
@@ -185,7 +185,7 @@ def publish_rebalance(
         scheduled=_is_scheduled(context),
         request_id=recorded_request(context),
     )
-    answer = rebalance_answer(report)
+    answer = rebalance_result(report)
     context.log.info(answer.summary)
     for warning in answer.warnings:
         context.log.warning(warning)

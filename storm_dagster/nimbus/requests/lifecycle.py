@@ -49,8 +49,8 @@ from storm_dagster.operations.live.change_records import (
 )
 from storm_dagster.operations.live.lifecycle import LEADER_OPERATIONS
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
-from storm_dagster.operations.read.answers import lifecycle_answer
 from storm_dagster.operations.read.explaining import moves_document
+from storm_dagster.operations.read.run_results import lifecycle_result
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.open_tokens import (
     STARTING,
@@ -110,7 +110,7 @@ class LifecycleRequests:
         if row.executed_by == "leader" and not body.dry_run:
             result = self._execute(topology.id, row, fields, epoch)
             answer["status"] = str(result.status)
-            done = lifecycle_answer(row.name, result).to_document()
+            done = lifecycle_result(row.name, result).to_document()
             return {"run_id": None, **answer, **done}
         if not body.dry_run:
             # Before the check, which may refuse the request after the earlier run had its effect.

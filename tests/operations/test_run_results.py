@@ -1,4 +1,4 @@
-"""What verbs answer: outcome, tasks that moved, warnings, and the assignment that is in force."""
+"""Results of verbs: outcome, tasks that moved, warnings, and the assignment that is in force."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from storm_dagster.model.run_result import MOVED_TAG, RunResult
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance
-from storm_dagster.operations.read.answers import lifecycle_answer, moved_tasks, rebalance_answer
+from storm_dagster.operations.read.run_results import (
+    lifecycle_result,
+    moved_tasks,
+    rebalance_result,
+)
 from storm_dagster.operations.submit import submission
 from storm_rigs.stage.records import World
 
@@ -17,7 +21,7 @@ from storm_rigs.stage.records import World
 @pytest.mark.zookeeper
 def test_a_rebalance_without_effect_says_that_all_is_even(world: World) -> None:
     world.submit("wc", conf={"topology.workers": 2})
-    answer = rebalance_answer(rebalance(world.context(), "wc"))
+    answer = rebalance_result(rebalance(world.context(), "wc"))
     assert (answer.outcome, answer.moved) == ("unchanged", 0)
     assert answer.summary == "nothing to move: 2 workers on 2 hosts are even"
 
@@ -27,7 +31,7 @@ def test_a_rebalance_says_how_many_tasks_moved(world: World) -> None:
     world.submit("wc")
     before = world.assignment("wc")
     report = rebalance(world.context(), "wc", workers=2, wait_secs=0)
-    answer = rebalance_answer(report)
+    answer = rebalance_result(report)
     assert answer.outcome == "assigned" and answer.moved
     assert answer.moved == moved_tasks(before, world.assignment("wc"))
     assert answer.summary == f"{answer.moved} tasks moved: 2 workers on 2 hosts"
@@ -36,10 +40,10 @@ def test_a_rebalance_says_how_many_tasks_moved(world: World) -> None:
 @pytest.mark.zookeeper
 def test_activating_an_active_topology_says_that_nothing_was_done(world: World) -> None:
     world.submit("wc")
-    answer = lifecycle_answer("activate", lifecycle.activate(world.context(), "wc"))
+    answer = lifecycle_result("activate", lifecycle.activate(world.context(), "wc"))
     assert (answer.outcome, answer.moved) == ("unchanged", 0)
     assert answer.summary == "nothing to do: it is ACTIVE already"
-    answer = lifecycle_answer("deactivate", lifecycle.deactivate(world.context(), "wc"))
+    answer = lifecycle_result("deactivate", lifecycle.deactivate(world.context(), "wc"))
     assert (answer.outcome, answer.moved) == ("changed", 0)
 
 

@@ -6,8 +6,8 @@ from storm_dagster.operations.results import LifecycleResult, RebalanceResult
 from storm_dagster.operations.upgrade import UpgradeResult
 
 
-def rebalance_answer(report: RebalanceResult) -> RunResult:
-    """The answer of a rebalance."""
+def rebalance_result(report: RebalanceResult) -> RunResult:
+    """The result of a rebalance."""
     where = _size_of(report.assignment)
     if report.reason:
         text = f"nothing is moved: {report.reason}"
@@ -38,10 +38,10 @@ def moved_tasks(before: Assignment | None, after: Assignment | None) -> int:
     return sum(1 for task, slot in current.items() if former.get(task, slot) != slot)
 
 
-def lifecycle_answer(
+def lifecycle_result(
     verb: str, result: LifecycleResult | UpgradeResult, moved: int = 0
 ) -> RunResult:
-    """The answer of another verb; ``moved`` is its number of tasks that moved."""
+    """The result of any other verb; ``moved`` is its number of tasks that moved."""
     if isinstance(result, UpgradeResult):
         return RunResult(result.outcome, moved, result.reason)
     if not result.changed:
