@@ -41,12 +41,22 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import make_code_dir
 from storm_dagster.model.records import Assignment, GrayUpgrade, TopologyStatus, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
-from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.context import (
+    OperationsContext,
+    load_runnable,
+    load_stored_conf,
+    topology_by_name,
+)
 from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.submit.code_storage import check_uploaded_archive, store_code
+from storm_dagster.operations.submit.code_storage import (
+    check_uploaded_archive,
+    next_version_number,
+    store_code,
+)
 from storm_dagster.operations.submit.spark_conf import check_session_keys
 from storm_dagster.operations.submit.submission import read_source
+from storm_dagster.operations.submit.sweeping import sweep_upgrade_lists
 from storm_dagster.operations.transactions import (
     announce,
     append_assignment,
@@ -55,7 +65,6 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
-from storm_dagster.operations.upgrade_parts import next_number, sweep_lists, with_base_fields
 from storm_dagster.zk.gray_upgrades import create_lists_ops, listed_nodes, put_record_ops
 
 GRAY_UPGRADE = operation(
@@ -198,8 +207,8 @@ def _request_batch(
     ttl_secs = int(total.get("topology.upgrade.ttl") or 86_400_000) / 1000
     # The keys are for this request only: a restart of the topology is not an upgrade.
     conf = {key: value for key, value in conf.items() if key not in UPGRADE_KEYS}
-    sweep_lists(ctx, epoch, topology.id)
-    code_dir = make_code_dir(topology.id, next_number(ctx, epoch))
+    sweep_upgrade_lists(ctx, epoch, topology.id)
+    code_dir = make_code_dir(topology.id, next_version_number(ctx, epoch))
     keys = submitted_keys(submitted)
     stored = store_code(
         ctx,
@@ -374,7 +383,7 @@ def _execute(
             # It took effect; the base may have changed since.
             transition = replace(attempted[0], base=base)
         else:
-            transition = machine.transition(base, snapshot, with_base_fields(ctx, snapshot, event))
+            transition = machine.transition(base, snapshot, _with_base_fields(ctx, snapshot, event))
             if transition.step is not None:
                 attempted[:] = [transition]
                 assignment = _write(ctx, fence, view, topology, snapshot, transition)
@@ -399,6 +408,26 @@ def _execute(
         )
 
     return retry_on_conflict(ctx, f"gray upgrade of {name}: {event.action}", attempt)
+
+
+def _with_base_fields(
+    ctx: OperationsContext, snapshot: UpgradeSnapshot, event: UpgradeEvent
+) -> UpgradeEvent:
+    """The event with the fields that the base gets from the new code's conf.
+
+    Read from the stored conf only for the end of an upgrade that a leader of the release before
+    began; otherwise the record has them. A conf that cannot be read does not prevent the end: the
+    next rebalance writes the fields.
+    """
+    record = snapshot.state.record
+    if event.action not in ("complete", "expire") or record is None or record.base_conf:
+        return event
+    try:
+        total = total_conf(ctx.values(), load_stored_conf(ctx, record.code_dir))
+    except StormDagsterError as error:
+        ctx.log.warning("isolation and owner of %s stay: %s", record.code_dir, error.message)
+        return event
+    return replace(event, base_conf=base_conf(total))
 
 
 def _write(

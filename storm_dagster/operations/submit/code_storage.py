@@ -19,9 +19,12 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidTopology, KeyNotFound, NotAlive, Unavailable
 from storm_dagster.model.names import code_key, code_keys, conf_key, jar_key
 from storm_dagster.model.topology import TopologySpec
+from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, encode_json
 from storm_dagster.operations.results import CodeResult
 from storm_dagster.operations.steps import step
+from storm_dagster.operations.submit.staging import counter_version
+from storm_dagster.operations.transactions import commit, retry_on_conflict
 from storm_dagster.packaging.unpack import unpack_archive
 
 _CHUNK = 1 << 20
@@ -37,6 +40,20 @@ def code_hashes(ctx: OperationsContext, code_dir: str) -> dict[str, str]:
     """
     metas = [_meta(ctx, key) for key in code_keys(code_dir)]
     return {meta.key: meta.sha256 for meta in metas if meta is not None}
+
+
+def next_version_number(ctx: OperationsContext, epoch: int) -> int:
+    """Take a number that no other version of any code has.
+
+    So two operators never store code under one prefix.
+    """
+
+    def attempt(view: ClusterView) -> int:
+        version = counter_version(ctx)
+        commit(ctx, ctx.cluster.fenced(epoch).set(paths.COUNTER, b"", version), "version_number")
+        return version + 1
+
+    return retry_on_conflict(ctx, "numbering the new code", attempt)
 
 
 def store_code(

@@ -15,12 +15,19 @@ from storm_dagster.model.names import (
     placement_key,
 )
 from storm_dagster.model.topology import TopologySpec
+from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_code
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
-from storm_dagster.operations.transactions import delete_tree, epoch_is_over
+from storm_dagster.operations.transactions import (
+    commit,
+    delete_tree,
+    epoch_is_over,
+    retry_on_conflict,
+)
 from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.spark_remote import cluster_spark_servers, derived_spark_token
+from storm_dagster.zk.gray_upgrades import listed_nodes
 
 _SWEPT = {
     "sweep.tasks": paths.tasks,
@@ -44,6 +51,8 @@ DELETE_BLOBS = shared_steps(
 
 _WORKER_POLL_SECS = 0.1
 """Pause between two polls of the workers that have to end."""
+_DELETES_IN_ONE_TRANSACTION = 100
+"""Deleted nodes of one transaction that empties the lists of an ended upgrade."""
 
 
 def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
@@ -81,6 +90,26 @@ def _await_workers(ctx: OperationsContext, topology_id: str, wait_secs: float) -
             ctx.log.warning("workers of %s did not end within %g s", topology_id, wait_secs)
             return
         ctx.sleep(_WORKER_POLL_SECS)
+
+
+def sweep_upgrade_lists(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
+    """Empty both lists of workers of an ended upgrade; without a record they have no effect.
+
+    No write while an upgrade is under way.
+    """
+
+    def attempt(view: ClusterView) -> None:
+        state = ctx.cluster.read_upgrade(topology_id)
+        if state.record is not None or state.at < 0:
+            return
+        nodes = list(listed_nodes(ctx.cluster.state, topology_id))
+        for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
+            transaction = ctx.cluster.fenced(epoch).check(paths.gray_upgrade(topology_id), state.at)
+            for node in nodes[start : start + _DELETES_IN_ONE_TRANSACTION]:
+                transaction.delete(node)
+            commit(ctx, transaction, "sweep.upgraded")
+
+    retry_on_conflict(ctx, f"clearing the lists of {topology_id}", attempt)
 
 
 def delete_blobs(ctx: OperationsContext, topology_id: str, name: str, token: str) -> None:
