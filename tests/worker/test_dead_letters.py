@@ -29,8 +29,8 @@ from storm_dagster.api import (
     TopologyBuilder,
     Tuple,
 )
-from storm_dagster.core.dataplane.acking import BoundedMap
 from storm_dagster.core.dataplane.keyed_state import Partitioning
+from storm_dagster.model.bounded_map import BoundedMap
 from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.wire import DeadLetterQuery

@@ -30,6 +30,7 @@ from storm_dagster.defs.declared.targets import merge_reports, translated_event
 from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.sensors import digest, read_cursor
+from storm_dagster.model.bounded_map import BoundedMap
 from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import StormDagsterError, error_text
 from storm_dagster.model.event_log import EventLogSummary
@@ -125,7 +126,7 @@ class _Problems:
     """Undefined subjects of one topology, as the cursor keeps them."""
 
     def __init__(self, document: Any) -> None:
-        self._problems: dict[Any, _Problem] = {}
+        self._problems: BoundedMap[Any, _Problem] = BoundedMap(_MAX_PROBLEMS)
         self.are_kept = document is not None
         """True if there is a problem, or was at the last tick."""
         for entry in document if isinstance(document, list) else ():
@@ -134,10 +135,9 @@ class _Problems:
                 self._add(_Problem(ReportSubject(kind, asset, partition, check), at))
 
     def _add(self, problem: _Problem) -> None:
+        # It becomes the newest one.
         self._problems.pop(problem.report.subject, None)
         self._problems[problem.report.subject] = problem
-        while len(self._problems) > _MAX_PROBLEMS:
-            self._problems.pop(next(iter(self._problems)))
 
     def add(self, report: ReportSubject, now: float) -> None:
         """Remember an event that nothing in the location shows."""

@@ -13,11 +13,11 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from storm_dagster.core.dataplane.acking import BoundedMap
 from storm_dagster.core.liveness.causes import Attempt, FirstSeen
 from storm_dagster.core.liveness.step import HealingState
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.defs.observe.sensors import digest
+from storm_dagster.model.bounded_map import BoundedMap
 from storm_dagster.model.dagster_names import HEALING_TAGS, REASSIGN_JOB, DagsterNames
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory

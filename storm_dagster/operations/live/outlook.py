@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from storm_dagster.core.dataplane.acking import BoundedMap
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.retries import Outlook, plan_key
 from storm_dagster.core.reassignment import Runnable, monitor_batch, same_workers
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.usable_slots import UserBounds
+from storm_dagster.model.bounded_map import BoundedMap
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.view import ClusterView, TopologyView
 

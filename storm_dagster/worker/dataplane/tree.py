@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.core.dataplane.acking import BoundedMap
+from storm_dagster.model.bounded_map import BoundedMap
 from storm_dagster.model.errors import InvalidRequest
 
 _NUMBERS = 4096

@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from storm_dagster.api.context import TopologyContext
-from storm_dagster.core.dataplane.acking import BoundedMap, PendingMap
+from storm_dagster.core.dataplane.acking import PendingMap
+from storm_dagster.model.bounded_map import BoundedMap
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_text
 from storm_dagster.model.json_values import shown_json
 from storm_dagster.model.names import AWAITED_METRIC
