@@ -24,14 +24,14 @@ from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.options import Invocation, verb, verb_group
 from storm_dagster.cli.output import notify
 from storm_dagster.host.conf_files import load_cluster_conf
-from storm_dagster.host.files import write_atomically
+from storm_dagster.host.files import make_home_private, write_atomically
 from storm_dagster.host.machine_size import whole_cpus
 from storm_dagster.host.memory import keep_one_heap
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.security.authority import LOOPBACK_NAMES, CertificateFolder
-from storm_dagster.security.exposure import check_exposure, make_private
+from storm_dagster.security.exposure import check_exposure
 from storm_dagster.security.settings import Security, zookeeper_payload
 from storm_dagster.security.spark_remote import SPARK_TOKEN, spark_token, standalone_secret
 
@@ -65,7 +65,7 @@ def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
     # Files of daemons and their children are for this user alone: specs, logs and blobs may hold
     # secrets.
     os.umask(0o077)
-    make_private(home, read_only=True)
+    make_home_private(home, read_only=True)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
     if Security.of(conf).secret is not None:
         # Workers of this host authenticate at the cluster's Spark by this token, without the

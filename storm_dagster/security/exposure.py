@@ -4,13 +4,9 @@ They are loopback, unless the conf allows other ones and clients must authentica
 """
 
 import ipaddress
-import os
 import socket
-import stat
-from pathlib import Path
 from typing import Any, Literal
 
-from storm_dagster.host.files import is_read_only, make_folder
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.security.settings import Security, zookeeper_payload
 
@@ -73,31 +69,3 @@ def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = 
             "storm.local.hostname"
         )
     return host
-
-
-def make_private(home: Path, *, read_only: bool = False) -> Path:
-    """Create the state folder, or close it to other users (mode 0700).
-
-    Only a folder of this user is closed. A shared folder (sticky, such as /tmp), a user's login
-    folder, and a folder whose supervisor lets workers of other users in
-    (``supervisor.run.worker.as.user``; its content is closed) are not changed. With ``read_only``
-    it may be on a disk that is mounted read-only, on which it stays as it is.
-    """
-    is_fixed = read_only and home.is_dir() and is_read_only(home)
-    if not is_fixed:
-        make_folder(home, "--home", mode=0o700)
-    status = home.stat()
-    if status.st_uid not in (os.getuid(), 0):
-        # Its owner could replace every file in it: code, tokens, confs.
-        raise InvalidRequest(
-            f"the state folder {home} belongs to user {status.st_uid}, not to this one "
-            f"({os.getuid()}): name another --home"
-        )
-    is_own = status.st_uid == os.getuid()
-    is_open = bool(status.st_mode & 0o077)
-    # The folder that is its own parent is /.
-    is_shared = bool(status.st_mode & stat.S_ISVTX) or home == Path.home() or home.parent == home
-    has_worker_users = status.st_mode & 0o077 == 0o011 and (home / "users").is_dir()
-    if is_own and is_open and not is_shared and not has_worker_users and not is_fixed:
-        home.chmod(0o700)
-    return home

@@ -12,9 +12,9 @@ import pytest
 
 from storm_dagster.host.cgroups import cgroup_of, may_make_cgroups
 from storm_dagster.host.endpoints import cluster_conf
+from storm_dagster.host.files import make_home_private
 from storm_dagster.operations.read import exposures as security_report
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
-from storm_dagster.security.exposure import make_private
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -35,7 +35,7 @@ def only(rows: list[tuple[str, str, str]]) -> tuple[str, str]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return make_private(tmp_path / "home")
+    return make_home_private(tmp_path / "home")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 
 from storm_dagster.api.spark.session import worker_session
 from storm_dagster.host.conf_files import load_cluster_conf
+from storm_dagster.host.files import make_home_private
 from storm_dagster.model.conf import (
     CONF_KEYS,
     HARMLESS_ENDS,
@@ -26,7 +27,7 @@ from storm_dagster.model.conf import (
     parse_assignments,
 )
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.security.exposure import check_exposure, make_private
+from storm_dagster.security.exposure import check_exposure
 from storm_dagster.security.settings import Security
 from storm_dagster.security.spark_remote import cluster_spark_servers, spark_token, with_spark_token
 from storm_dagster.spark.link import check_reachable
@@ -258,13 +259,13 @@ def test_a_conf_file_with_secrets_belongs_to_its_owner(tmp_path: Path) -> None:
 
 def test_the_state_folder_is_closed_to_others(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    assert make_private(home).stat().st_mode & 0o777 == 0o700
+    assert make_home_private(home).stat().st_mode & 0o777 == 0o700
     home.chmod(0o755)
-    assert make_private(home).stat().st_mode & 0o777 == 0o700
+    assert make_home_private(home).stat().st_mode & 0o777 == 0o700
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
-    assert make_private(shared).stat().st_mode & 0o7777 == 0o1777
+    assert make_home_private(shared).stat().st_mode & 0o7777 == 0o1777
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
@@ -273,7 +274,7 @@ def test_the_state_folder_is_not_of_another_user(tmp_path: Path) -> None:
     home.mkdir()
     os.chown(home, 12_345, 12_345)
     with pytest.raises(InvalidRequest, match="belongs to user 12345"):
-        make_private(home)
+        make_home_private(home)
 
 
 @pytest.mark.parametrize("needs", ["secret or tls", "secret", "zookeeper auth"])

@@ -16,10 +16,10 @@ import pytest
 
 from storm_dagster.core.slots.model import Work
 from storm_dagster.host.clock import boot_clock
+from storm_dagster.host.files import make_home_private
 from storm_dagster.host.worker_spec import HeartbeatFile, worker_processes
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.security.exposure import make_private
 from storm_dagster.supervisor.launcher import Launcher, find_workers
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker
@@ -72,7 +72,7 @@ def home() -> Iterator[Path]:
     top.chmod(0o755)
     before = os.umask(0o077)
     try:
-        yield make_private(top / "home")
+        yield make_home_private(top / "home")
     finally:
         os.umask(before)
         shutil.rmtree(top)
@@ -166,7 +166,7 @@ def test_a_worker_reads_its_own_files_and_nobody_elses(
     assert SECRET not in (own / "SPEC.json").read_text()
     assert not (own / "a-1-1" / "stormjar.jar").exists()
     # Another daemon that begins in this HOME leaves the way open, and the rest closed.
-    assert make_private(home).stat().st_mode & 0o777 == 0o711
+    assert make_home_private(home).stat().st_mode & 0o777 == 0o711
 
 
 def test_a_worker_with_a_former_secret_starts_again(

@@ -19,6 +19,7 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl
 
 from storm_dagster.api import TopologyBuilder
+from storm_dagster.host.files import make_home_private
 from storm_dagster.model import paths
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Conflict
@@ -35,7 +36,6 @@ from storm_dagster.model.records import (
     encode_record,
 )
 from storm_dagster.model.slot import Slot
-from storm_dagster.security.exposure import make_private
 from storm_dagster.security.settings import zookeeper_payload
 from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.testing.waiting import eventually
@@ -376,7 +376,7 @@ def home() -> Iterator[Path]:
         if subprocess.call(["mount", "--bind", sys.base_prefix, python]):
             pytest.skip("no interpreter can be shown to other users here")
         mounted = True
-        yield make_private(top / "home")
+        yield make_home_private(top / "home")
     finally:
         os.umask(before)
         if mounted:

@@ -21,12 +21,12 @@ from storm_dagster.api import TopologyBuilder
 from storm_dagster.cli.options import Invocation
 from storm_dagster.core.slots.model import Work
 from storm_dagster.host.endpoints import ZooKeeperTls, zookeeper_tls_conf
+from storm_dagster.host.files import make_home_private
 from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.security.authority import CertificateFolder
-from storm_dagster.security.exposure import make_private
 from storm_dagster.security.settings import zookeeper_tls
 from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.localizer import LocalCode
@@ -250,7 +250,7 @@ def test_a_worker_of_another_user_gets_a_certificate_of_its_own(
         "storm.zookeeper.ssl.keystore.password": "planted-password",
     }
     try:
-        home = make_private(top / "home")
+        home = make_home_private(top / "home")
         code = home / "code"
         (code / "code").mkdir(parents=True)
         (code / "stormconf.ser").write_text('{"topology.python": "/bin/true"}')
@@ -290,7 +290,7 @@ def test_each_worker_of_another_user_gets_a_certificate_that_it_alone_reads() ->
     top = Path(tempfile.mkdtemp(prefix="storm-users-", dir="/tmp"))
     top.chmod(0o755)
     try:
-        home = make_private(top / "home")
+        home = make_home_private(top / "home")
         authority = CertificateFolder.of(home)
         authority.prepare()
         client = str(authority.client_file)

@@ -28,12 +28,11 @@ from storm_dagster.cli.dev.sockets import code_socket
 from storm_dagster.client.waiting import Progress
 from storm_dagster.host import endpoints
 from storm_dagster.host.endpoints import DevFile, zookeeper_tls_conf
-from storm_dagster.host.files import lock_file
+from storm_dagster.host.files import lock_file, make_home_private
 from storm_dagster.host.machine_size import whole_cpus
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
-from storm_dagster.security.exposure import make_private
 from storm_dagster.security.home_key import begin_start
 from storm_dagster.security.settings import Security, zookeeper_payload, zookeeper_tls
 from storm_dagster.security.spark_remote import renew_spark_token
@@ -89,7 +88,7 @@ class DevCluster:
         """Hold ``HOME/dev.lock`` and the run file of this process."""
         require_linux("a local cluster")
         os.umask(0o077)
-        make_private(self._home)
+        make_home_private(self._home)
         check_room(self._home)
         with (self._home / "dev.lock").open("w") as lock:
             try:

@@ -19,12 +19,11 @@ from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.host.conf_files import conf_files
 from storm_dagster.host.endpoints import ZooKeeperTls, zookeeper_tls_conf
-from storm_dagster.host.files import read_private_file, write_atomically
+from storm_dagster.host.files import make_home_private, read_private_file, write_atomically
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.nimbus.dagster.transport import DagsterAccess
 from storm_dagster.packaging.target import target_roots
 from storm_dagster.security.authority import CertificateFolder
-from storm_dagster.security.exposure import make_private
 from storm_dagster.security.home_key import identity_of_start
 from storm_dagster.security.peers import can_identify_peers
 from storm_dagster.security.settings import Security, zookeeper_payload
@@ -57,7 +56,7 @@ def prepare_dagster_home(home: Path) -> Path:
 
     ``dagster.yaml`` is written if it is absent. Returns the path of the workspace.
     """
-    make_private(code_socket(home).parent)
+    make_home_private(code_socket(home).parent)
     folder = home / "dagster"
     folder.mkdir(parents=True, exist_ok=True)
     instance = folder / "dagster.yaml"
