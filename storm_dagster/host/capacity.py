@@ -1,4 +1,4 @@
-"""CPU and memory that a supervisor offers: of its conf, or those that its process may use."""
+"""CPU and memory that a supervisor offers: of its conf, or all that its process may use."""
 
 import logging
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Capacity:
     def of(conf: Mapping[str, Any]) -> "Capacity":
         """Read ``supervisor.cpu.capacity`` and ``supervisor.memory.capacity.mb``.
 
-        A null one is found: it is what this process may use.
+        A key that is null stands for all that this process may use.
         """
         own_cpus = cpus()
         own_memory = memory_bytes()
@@ -89,8 +89,8 @@ def memory_problems(conf: Mapping[str, Any], memory: Size) -> list[str]:
     return []
 
 
-def found_capacity(conf: ClusterConf) -> Capacity:
-    """CPU and memory that this supervisor offers, which are logged with where they come from."""
+def load_capacity(conf: ClusterConf) -> Capacity:
+    """Read the capacity of this supervisor, and log it with its sources."""
     capacity = Capacity.of(conf.values)
     _log.info("this supervisor offers %s", capacity.text)
     for problem in capacity.problems:

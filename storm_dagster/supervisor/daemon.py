@@ -19,7 +19,7 @@ from pathlib import Path
 from storm_dagster.core.slots.drain import DrainState, OnTerm, end_of_drain
 from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worker, check_ports
 from storm_dagster.core.upgrade.machine import SlotRun
-from storm_dagster.host.capacity import found_capacity
+from storm_dagster.host.capacity import load_capacity
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.files import hold_folder, write_error
 from storm_dagster.host.processes import RunFile
@@ -85,7 +85,7 @@ class Supervisor:
         self._conf = conf
         self._home = home
         self._ports = tuple(sorted(ports))
-        self._capacity = found_capacity(conf)
+        self._capacity = load_capacity(conf)
         self._folder = home / "supervisor" / supervisor_id
         self._started = int(time.time())
         """Start in epoch seconds, for the record of the supervisor."""
