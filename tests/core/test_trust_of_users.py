@@ -25,7 +25,7 @@ def spec(conf: Any = None, component_conf: Any = None) -> TopologySpec:
 
 def checked(conf: dict[str, Any], current: dict[str, Any] | None = None, **options: Any) -> Any:
     topology = options.pop("topology", spec())
-    options = {"keep_silent": False, **options}
+    options = {"ignores_cluster_keys": False, **options}
     return check_setters("ann", conf, topology, {**default_conf(), **(current or {})}, **options)
 
 
@@ -91,11 +91,11 @@ def test_null_under_a_key_of_the_cluster_keeps_its_value() -> None:
 
 def test_keys_of_the_cluster_that_a_storm_client_repeats_are_left_out() -> None:
     conf = {"nimbus.seeds": ["other"], "storm.local.dir": "/x", "topology.workers": 2}
-    counted, _, (warning,) = checked(conf, keep_silent=True)
+    counted, _, (warning,) = checked(conf, ignores_cluster_keys=True)
     assert counted == {"topology.workers": 2}
     assert "nimbus.seeds, storm.local.dir" in warning
     with pytest.raises(NotAuthorized, match=r"topology\.priority"):
-        checked({"topology.priority": 1}, keep_silent=True)
+        checked({"topology.priority": 1}, ignores_cluster_keys=True)
 
 
 def test_a_requested_worker_has_the_memory_of_all() -> None:

@@ -17,30 +17,30 @@ _MAXIMUM = "topology.max.task.parallelism"
 
 
 def check_setters(
-    user: str, conf: Conf, spec: TopologySpec, current: Conf, *, keep_silent: bool
+    user: str, conf: Conf, spec: TopologySpec, current: Conf, *, ignores_cluster_keys: bool
 ) -> tuple[dict[str, Any], TopologySpec, list[str]]:
     """Check the keys that the limited ``user`` sets; return (conf, topology, warnings).
 
     ``current`` is the total conf of the topology that is replaced or upgraded, else the cluster's.
     A key with its current value is accepted. :class:`NotAuthorized` names the first key that an
     administrator must set, in the submission's conf, the topology's own or a component's. Keys that
-    only the cluster's conf may hold are refused as well. With ``keep_silent`` they are left out
-    with a warning instead: a client of Storm sends its whole conf each time.
+    only the cluster's conf may hold are refused as well. With ``ignores_cluster_keys`` they are
+    left out with a warning instead: a client of Storm sends its whole conf each time.
     """
     for layer in (conf, spec.conf):
         _check_user_workers(user, layer, current)
-    dropped: list[str] = []
-    checked_conf = _checked(user, conf, current, keep_silent, dropped)
-    own_conf = _checked(user, spec.conf, current, keep_silent, dropped)
+    counted_conf, dropped = _split_keys(user, conf, current, ignores_cluster_keys)
+    own_conf, own_dropped = _split_keys(user, spec.conf, current, ignores_cluster_keys)
+    dropped |= own_dropped
     for component_id, kind, part in spec.components():
         for key, value in part.conf.items():
             if _setter(key) == "administrator" and not _is_free(key, value, current):
                 raise _refusal(user, key, f"conf of {kind} {component_id!r}")
     warnings: list[str] = []
     if dropped:
-        keys = ", ".join(sorted(set(dropped)))
+        keys = ", ".join(sorted(dropped))
         warnings.append(f"ignored, since only the cluster's conf may set them: {keys:.500}")
-    return checked_conf, spec.model_copy(update={"conf": own_conf}), warnings
+    return counted_conf, spec.model_copy(update={"conf": own_conf}), warnings
 
 
 def _check_user_workers(user: str, conf: Conf, current: Conf) -> None:
@@ -53,11 +53,12 @@ def _check_user_workers(user: str, conf: Conf, current: Conf) -> None:
             )
 
 
-def _checked(
-    user: str, conf: Conf, current: Conf, keep_silent: bool, dropped: list[str]
-) -> dict[str, Any]:
-    """The keys that count; names of keys that are left out are added to ``dropped``."""
+def _split_keys(
+    user: str, conf: Conf, current: Conf, ignores_cluster_keys: bool
+) -> tuple[dict[str, Any], set[str]]:
+    """The keys that count, and the names of those that are left out with a warning."""
     counted: dict[str, Any] = {}
+    dropped: set[str] = set()
     for key, value in conf.items():
         setter = _setter(key)
         if setter == "user":
@@ -68,11 +69,11 @@ def _checked(
             continue
         elif _is_free(key, value, current):
             counted[key] = value
-        elif setter == "cluster" and keep_silent:
-            dropped.append(key)
+        elif setter == "cluster" and ignores_cluster_keys:
+            dropped.add(key)
         else:
             raise _refusal(user, key, "the conf")
-    return counted
+    return counted, dropped
 
 
 def _setter(key: str) -> str:
@@ -82,16 +83,16 @@ def _setter(key: str) -> str:
 
 def _is_free(key: str, value: Any, current: Mapping[str, Any]) -> bool:
     """True if the value is the current one, or lowers a maximum."""
-    present = current.get(key)
+    current_value = current.get(key)
     if isinstance(value, tuple):
         value = list(value)
-    if isinstance(present, tuple):
-        present = list(present)
-    if value == present or (not value and not present):
+    if isinstance(current_value, tuple):
+        current_value = list(current_value)
+    if value == current_value or (not value and not current_value):
         return True
     if key != _MAXIMUM or value is None:
         return False
-    return present is None or value <= present
+    return current_value is None or value <= current_value
 
 
 def _refusal(user: str, key: str, place: str) -> NotAuthorized:

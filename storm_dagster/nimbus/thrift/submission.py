@@ -157,7 +157,7 @@ class TopologySubmission:
         if user is not None and deploy is None:
             # A replacement is compared with the running topology, by the run.
             conf, spec, ignored = check_setters(
-                user, conf, spec, self._nimbus.conf.values, keep_silent=True
+                user, conf, spec, self._nimbus.conf.values, ignores_cluster_keys=True
             )
             warnings.extend(ignored)
         # Errors are returned to the client, not only raised by the run's first stage.

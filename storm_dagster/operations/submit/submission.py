@@ -345,7 +345,7 @@ def read_source(
         if old is None:
             warnings.extend(_unowned_warnings(user, conf, spec))
         conf, spec, setter_warnings = check_setters(
-            user, conf, spec, current, keep_silent=is_thrift
+            user, conf, spec, current, ignores_cluster_keys=is_thrift
         )
         warnings.extend(setter_warnings)
         layers["submission"] = conf
