@@ -42,18 +42,18 @@ def failed_upgrade(view: ClusterView, topology: TopologyView) -> FailedUpgrade |
         code=record.code_dir,
         reason=record.reason,
         worker=record.failed_worker,
-        log=_log_of(view, topology, record.failed_worker),
+        log=_failed_worker_log_url(view, topology, record.failed_worker),
         ended_secs=record.ended_secs,
     )
 
 
-def worker_log(http: str, topology_id: str, port: int) -> str:
+def worker_log_url(http: str, topology_id: str, port: int) -> str:
     """URL of a worker's log at the HTTP service ``http`` of its supervisor."""
     file = quote(f"{topology_id}/{port}/worker.log", safe="")
     return f"{http}/api/v1/log?file={file}"
 
 
-def _log_of(view: ClusterView, topology: TopologyView, address: str) -> str:
+def _failed_worker_log_url(view: ClusterView, topology: TopologyView, address: str) -> str:
     """URL of the log of the worker ``host:port``; empty if no supervisor there serves it.
 
     The worker may have left its slot since: then any supervisor of the host with that port.
@@ -62,8 +62,8 @@ def _log_of(view: ClusterView, topology: TopologyView, address: str) -> str:
     for worker in topology.workers:
         supervisor = view.supervisors.get(worker.node)
         if worker.address == address and supervisor is not None and supervisor.http:
-            return worker_log(supervisor.http, topology.id, worker.port)
+            return worker_log_url(supervisor.http, topology.id, worker.port)
     for supervisor in view.supervisors.values():
         if supervisor.host == host and supervisor.http and port in map(str, supervisor.ports):
-            return worker_log(supervisor.http, topology.id, int(port))
+            return worker_log_url(supervisor.http, topology.id, int(port))
     return ""

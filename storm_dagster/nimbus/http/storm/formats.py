@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from storm_dagster.core.snapshot.upgrades import worker_log
+from storm_dagster.core.snapshot.upgrades import worker_log_url
 from storm_dagster.core.snapshot.windows import ALL_TIME
 from storm_dagster.model.view import ClusterView
 
@@ -77,7 +77,7 @@ class Links:
             base = self._supervisors.get(node)
         if not base or not port:
             return ""
-        return worker_log(base, topology_id, port)
+        return worker_log_url(base, topology_id, port)
 
     def base(self, host: str) -> str:
         """The HTTP service of a supervisor on a host; empty if unknown."""
