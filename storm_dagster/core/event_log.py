@@ -69,8 +69,6 @@ class Removal:
     head: EventLogHead
     batches: tuple[EventBatchIndex, ...]
     """Batches that are removed as a whole."""
-    partial: EventBatchIndex | None
-    """The batch that keeps some of its events; ``None`` without one."""
 
 
 def source_of(topology_id: str, conf: Mapping[str, Any]) -> EventSource:
@@ -205,12 +203,9 @@ def remove_events(
             removed.append(batch)
         else:
             kept.append(batch)
-    partial = None
     waits_since = None
     if kept:
         waits_since = kept[0].at if since is None else since
-        if kept[0].first <= number:
-            partial = kept[0]
     changes = {
         "acknowledged": number,
         "bytes": sum(batch.bytes for batch in kept),
@@ -218,7 +213,7 @@ def remove_events(
     }
     if dropped:
         changes["dropped"] = head.dropped + number - head.acknowledged
-    return Removal(head.model_copy(update=changes), tuple(removed), partial)
+    return Removal(head.model_copy(update=changes), tuple(removed))
 
 
 def is_ahead(head: EventLogHead, number: int) -> bool:
