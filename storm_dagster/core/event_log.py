@@ -12,7 +12,7 @@ from storm_dagster.core.submission.conf import OWNER_KEY
 from storm_dagster.model.dagster_names import DECLARED_OWNER_KEY, DECLARED_VERSION_KEY
 from storm_dagster.model.event_log import EventBatchIndex, EventLogHead
 
-MAX_EVENTS = 100_000
+MAX_LOG_EVENTS = 100_000
 """Events of one log that may wait."""
 MAX_BYTES = 64_000_000
 """Bytes of the stored batches of one log."""
@@ -23,9 +23,9 @@ MAX_PAGE_EVENTS = 200
 MAX_PAGE_BYTES = 1 << 20
 """Bytes of the events of such an answer; one event alone may have more."""
 
-_MAX_TAKEN = 1000
+_MAX_BATCH_EVENTS = 1000
 """Events of one batch."""
-_MAX_TAKEN_BYTES = 4 << 20
+_MAX_BATCH_BYTES = 4 << 20
 """Bytes of one batch."""
 _MERGED_EVENTS = 200
 _MERGED_BYTES = 256 * 1024
@@ -113,7 +113,7 @@ def plan_take(
     ``sizes`` are their bytes, ``tail`` is the last batch, and ``now`` in epoch seconds. At least
     one event is taken, unless the log is full.
     """
-    count_room = MAX_EVENTS - head.waiting
+    count_room = MAX_LOG_EVENTS - head.waiting
     byte_room = MAX_BYTES - head.bytes
     count = 0
     taken_bytes = 0
@@ -121,7 +121,7 @@ def plan_take(
         is_full = count + 1 > count_room or taken_bytes + size > byte_room
         if is_full:
             return TakePlan(count, _joins(head, tail, count, taken_bytes, now), full=True)
-        if count and (count >= _MAX_TAKEN or taken_bytes + size > _MAX_TAKEN_BYTES):
+        if count and (count >= _MAX_BATCH_EVENTS or taken_bytes + size > _MAX_BATCH_BYTES):
             break
         count += 1
         taken_bytes += size

@@ -76,7 +76,7 @@ class Log:
 
     def check(self) -> None:
         head = self.head
-        assert head.waiting == len(self.waiting) <= event_log.MAX_EVENTS
+        assert head.waiting == len(self.waiting) <= event_log.MAX_LOG_EVENTS
         assert head.dropped == self.dropped
         assert [*self.waiting] == list(range(head.acknowledged + 1, head.next)), "no gap"
         assert head.bytes == sum(batch.bytes for batch in self.batches) <= event_log.MAX_BYTES
@@ -134,9 +134,9 @@ def test_a_full_log_takes_events_again_after_a_removal() -> None:
     by_count = Log()
     while not by_count.take([100] * 1000):
         pass
-    assert by_count.head.waiting == event_log.MAX_EVENTS
+    assert by_count.head.waiting == event_log.MAX_LOG_EVENTS
     by_count.remove(10)
-    assert by_count.take([100] * 20) and by_count.head.waiting == event_log.MAX_EVENTS
+    assert by_count.take([100] * 20) and by_count.head.waiting == event_log.MAX_LOG_EVENTS
 
     by_size = Log()
     while not by_size.take([400_000] * 10):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from storm_dagster.core.dataplane.event_outbox import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
-    MAX_EVENTS,
+    MAX_TASK_EVENTS,
     EventOutbox,
     ReportResponse,
 )
@@ -115,14 +115,14 @@ def test_tuples_that_timed_out_are_let_go_and_their_events_stay(outbox: EventOut
 
 
 def test_a_task_has_a_bounded_number_of_events(outbox: EventOutbox[str]) -> None:
-    assert all(outbox.add(1, event(number), None, 0.0) for number in range(MAX_EVENTS))
-    assert not outbox.add(1, event(MAX_EVENTS), "tuple", 0.0)
+    assert all(outbox.add(1, event(number), None, 0.0) for number in range(MAX_TASK_EVENTS))
+    assert not outbox.add(1, event(MAX_TASK_EVENTS), "tuple", 0.0)
     assert outbox.add(1, event(0), "tuple", 0.0), "to join one takes no room"
-    assert outbox.add(2, event(MAX_EVENTS), "tuple", 0.0), "another task has its own room"
+    assert outbox.add(2, event(MAX_TASK_EVENTS), "tuple", 0.0), "another task has its own room"
     batch = sent(outbox, 0.0)
     assert batch == [event(number) for number in range(MAX_BATCH)]
     outbox.handle_response(stored(*batch), 0.0)
-    assert outbox.add(1, event(MAX_EVENTS), "tuple", 0.0)
+    assert outbox.add(1, event(MAX_TASK_EVENTS), "tuple", 0.0)
 
 
 def test_a_batch_has_as_many_events_as_fit_into_a_request(outbox: EventOutbox[str]) -> None:

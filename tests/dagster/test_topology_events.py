@@ -19,7 +19,7 @@ import pytest
 from storm_dagster.defs.declared import events as declared_events
 from storm_dagster.defs.declared.events import (
     EVENTS_SENSOR,
-    MAX_EVENTS,
+    MAX_TICK_EVENTS,
     cluster_key,
     fair_shares,
 )
@@ -313,7 +313,8 @@ def test_a_location_with_a_new_name_repeats_what_was_not_acknowledged(road: Road
 @pytest.mark.long
 def test_more_than_a_tick_carries_comes_in_the_next_ones(road: Road) -> None:
     road.report(*numbered(450))
-    assert [len(road.tick().asset_events) for _ in range(4)] == [MAX_EVENTS, MAX_EVENTS, 50, 0]
+    counts = [len(road.tick().asset_events) for _ in range(4)]
+    assert counts == [MAX_TICK_EVENTS, MAX_TICK_EVENTS, 50, 0]
     assert road.numbers() == list(range(450))
 
 
@@ -335,7 +336,7 @@ class TestSeveralTopologies:
         road.report(*numbered(250), name="busy")
         road.report(event(metadata={"number": 1000}), name="quiet")
         events = road.tick().asset_events
-        assert len(events) == MAX_EVENTS
+        assert len(events) == MAX_TICK_EVENTS
         assert 1000 in road.numbers()
 
 

@@ -213,7 +213,7 @@ def test_old_events_are_dropped_counted_and_reported(world: World) -> None:
 def test_a_full_log_takes_nothing_until_events_are_acknowledged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "MAX_EVENTS", 3)
+    monkeypatch.setattr(rules, "MAX_LOG_EVENTS", 3)
     topology_id = world.submit("wc", "t")
     source = EventSource(topology_id)
     result = take_events(world.context(), "wc", source, reports(topology_id, 1, 2, 3, 4))

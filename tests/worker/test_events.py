@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from storm_dagster.api import Bolt, Spout, StatefulBolt, Topology, Tuple, Window, WindowedBolt
-from storm_dagster.core.dataplane.event_outbox import FULL_EVENTS, MAX_EVENTS, ReportResponse
+from storm_dagster.core.dataplane.event_outbox import FULL_EVENTS, MAX_TASK_EVENTS, ReportResponse
 from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import AWAITED_METRIC
@@ -273,7 +273,7 @@ class Flood(Bolt):
     """Reports more events in one call than a task may have."""
 
     def initialize(self, conf: Any, context: Any) -> None:
-        for number in range(MAX_EVENTS + 1):
+        for number in range(MAX_TASK_EVENTS + 1):
             self.dagster.observe("lake/clicks", metadata={"number": number})
 
     def process(self, tup: Tuple) -> None:
@@ -288,7 +288,7 @@ def test_one_call_with_too_many_events_is_reported() -> None:
         said = [str(error) for _, error in result.errors]
         assert sum("it is dropped; report fewer events in one call" in text for text in said) == 1
     lost = [str(error) for _, error in harness.errors if "is lost" in str(error)]
-    assert len(lost) == MAX_EVENTS, "and what is lost when the worker ends"
+    assert len(lost) == MAX_TASK_EVENTS, "and what is lost when the worker ends"
 
 
 class Undeclared(Bolt):

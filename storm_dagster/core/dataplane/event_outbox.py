@@ -19,7 +19,7 @@ FULL_EVENTS = 1000
 """Waiting events of a task from which on it takes no more tuples."""
 ROOM_EVENTS = 500
 """Waiting events of such a task up to which it takes tuples again."""
-MAX_EVENTS = 10_000
+MAX_TASK_EVENTS = 10_000
 """Limit of the waiting events of one task, which a single call can reach: it is not interrupted."""
 MAX_BATCH = 100
 """Events of a batch."""
@@ -106,7 +106,7 @@ class EventOutbox(Generic[H]):
         """
         entry = self._waiting.get((task, event.id))
         if entry is None:
-            if self._counts.get(task, 0) >= MAX_EVENTS:
+            if self._counts.get(task, 0) >= MAX_TASK_EVENTS:
                 return False
             entry = OutboxEntry(task, event, size=len(msgspec.json.encode(event)))
             self._waiting[task, event.id] = entry

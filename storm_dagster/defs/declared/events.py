@@ -38,7 +38,7 @@ from storm_dagster.model.multimap import multimap
 
 EVENTS_SENSOR = "topology_events_sensor"
 _INTERVAL_SECS = 10
-MAX_EVENTS = 200
+MAX_TICK_EVENTS = 200
 """Events of a tick, of all topologies. Dagster stores one in about 13 ms."""
 _PULL_SECS = 20.0
 """Time after which a tick begins no request.
@@ -180,7 +180,7 @@ class EventTick:
         self._stores = stores
         self._started = time.monotonic()
         self._now = time.time()
-        self._room = MAX_EVENTS
+        self._room = MAX_TICK_EVENTS
         self.next_cursor: dict[str, Any] = {}
         """Key of a cluster -> name -> its :class:`LogCursor`, and ``!name`` -> its problems."""
         self.events: list[AssetEvent] = []
@@ -472,7 +472,7 @@ def events_sensor(
         minimum_interval_seconds=_INTERVAL_SECS,
         default_status=default_status,
         description="Stores what spouts and bolts of the declared topologies report: "
-        f"materializations, observations and checks, at most {MAX_EVENTS} a tick.",
+        f"materializations, observations and checks, at most {MAX_TICK_EVENTS} a tick.",
     )
     def pull(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         tick = EventTick(

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from storm_dagster.core.dataplane.event_outbox import MAX_BATCH
 from storm_dagster.core.event_log import MAX_PAGE_EVENTS, EventSource
 from storm_dagster.http.documents import JsonMap
 from storm_dagster.http.responses import JSONResponse, bounded_json
@@ -27,8 +28,6 @@ from storm_dagster.nimbus.requests.event_pulls import EventPulls, stored_source
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.event_logs import EventReport
 
-_MAX_EVENTS = 100
-"""Events in a worker's batch."""
 _ANSWER_SECS = 25.0
 """Longest wait for a commit, which may wait for 20 s for copies; a worker waits 30 s."""
 _MAX_UNDEFINED_CHARACTERS = 4096
@@ -286,8 +285,8 @@ def _decode_batch(
     :class:`InvalidRequest` for another body, and for an invalid event without an id.
     """
     events = document.get("events")
-    if not isinstance(events, list) or len(events) > _MAX_EVENTS or set(document) != {"events"}:
-        raise InvalidRequest(f'a batch is {{"events": [event]}}, with {_MAX_EVENTS} events at most')
+    if not isinstance(events, list) or len(events) > MAX_BATCH or set(document) != {"events"}:
+        raise InvalidRequest(f'a batch is {{"events": [event]}}, with {MAX_BATCH} events at most')
     reports: list[EventReport] = []
     refused: dict[str, str] = {}
     for entry in events:
