@@ -21,7 +21,7 @@ from storm_dagster.defs.declared.reports import (
     REPORTS_CHECK,
     AssetEvent,
     DefinedAssets,
-    ReportSubject,
+    ReportedPart,
     asset_event,
     reports_result,
     stored_undefined,
@@ -46,10 +46,10 @@ _PULL_SECS = 20.0
 One that is under way ends within 30 s, before Dagster ends the tick after 60 s.
 """
 _MAX_PROBLEMS = 10
-"""Undefined subjects of a topology that its check names, and errors of its tasks in a tick."""
+"""Undefined parts of a topology that its check names, and errors of its tasks in a tick."""
 _PROBLEM_FIELDS = 5
 _PROBLEM_SECS = 86_400.0
-"""Time after which the check forgets a subject that no event has had since."""
+"""Time after which the check forgets a part that no event has had since."""
 _DIRECT_AFTER = 2
 """Repetitions of a tick after which it stores its events itself, one by one."""
 
@@ -69,9 +69,9 @@ def fair_shares(waiting: Mapping[str, int], total: int) -> dict[str, int]:
     shares = dict.fromkeys(waiting, 0)
     pending = [name for name, count in waiting.items() if count > 0]
     while pending and total > 0:
-        each = max(1, total // len(pending))
+        fair_share = max(1, total // len(pending))
         for name in pending:
-            part = min(each, waiting[name] - shares[name], total)
+            part = min(fair_share, waiting[name] - shares[name], total)
             shares[name] += part
             total -= part
         pending = [name for name in pending if shares[name] < waiting[name]]
@@ -111,19 +111,19 @@ class LogCursor:
 
 @dataclass(frozen=True)
 class _Problem:
-    """A subject that the location does not define, and when an event last had it."""
+    """A part that the location does not define, and the time of its last event."""
 
-    report: ReportSubject
+    part: ReportedPart
     at: float
 
     def encode(self) -> list[Any]:
         """The problem as JSON, in :data:`_PROBLEM_FIELDS` fields."""
-        report = self.report
-        return [report.kind, report.asset, report.partition, report.check, round(self.at)]
+        part = self.part
+        return [part.kind, part.asset, part.partition, part.check, round(self.at)]
 
 
 class _Problems:
-    """Undefined subjects of one topology, as the cursor keeps them."""
+    """Undefined parts of one topology, as the cursor keeps them."""
 
     def __init__(self, document: Any) -> None:
         self._problems: BoundedMap[Any, _Problem] = BoundedMap(_MAX_PROBLEMS)
@@ -132,25 +132,25 @@ class _Problems:
         for entry in document if isinstance(document, list) else ():
             if isinstance(entry, list) and len(entry) == _PROBLEM_FIELDS:
                 kind, asset, partition, check, at = entry
-                self._add(_Problem(ReportSubject(kind, asset, partition, check), at))
+                self._add(_Problem(ReportedPart(kind, asset, partition, check), at))
 
     def _add(self, problem: _Problem) -> None:
         # It becomes the newest one.
-        self._problems.pop(problem.report.subject, None)
-        self._problems[problem.report.subject] = problem
+        self._problems.pop(problem.part.key, None)
+        self._problems[problem.part.key] = problem
 
-    def add(self, report: ReportSubject, now: float) -> None:
+    def add(self, part: ReportedPart, now: float) -> None:
         """Remember an event that nothing in the location shows."""
         self.are_kept = True
-        self._add(_Problem(report, now))
+        self._add(_Problem(part, now))
 
     def texts(self, defined_assets: DefinedAssets, now: float) -> list[str]:
-        """Reasons of the subjects that are still undefined; the others are forgotten."""
+        """Reasons of the parts that are still undefined; the others are forgotten."""
         texts: list[str] = []
-        for subject, problem in list(self._problems.items()):
-            text = defined_assets.problem(problem.report)
+        for key, problem in list(self._problems.items()):
+            text = defined_assets.problem(problem.part)
             if text is None or now - problem.at > _PROBLEM_SECS:
-                del self._problems[subject]
+                del self._problems[key]
             else:
                 texts.append(text)
         return texts
@@ -170,14 +170,14 @@ class EventTick:
         instance: dg.DagsterInstance,
         log: logging.Logger,
         *,
-        stores: bool = False,
+        stores_events: bool = False,
     ) -> None:
-        """With ``stores`` the tick stores its events itself (see :meth:`_store`)."""
+        """With ``stores_events`` the tick stores its events itself (see :meth:`_store`)."""
         self._cursor = cursor
         self._defined_assets = defined_assets
         self._instance = instance
         self._log = log
-        self._stores = stores
+        self._stores_events = stores_events
         self._started = time.monotonic()
         self._now = time.time()
         self._room = MAX_TICK_EVENTS
@@ -191,15 +191,15 @@ class EventTick:
 
     def read_clusters(self, clusters: Mapping[str, Sequence[DeclaredTopology]]) -> None:
         """Acknowledge and pull the events of all clusters: key -> its declared topologies."""
-        left = len(clusters)
+        clusters_left = len(clusters)
         for key, topologies in clusters.items():
             if self._is_in_time():
                 # A cluster leaves each of the next ones its share of the tick.
-                self._read_cluster(key, topologies, self._room // left)
+                self._read_cluster(key, topologies, self._room // clusters_left)
             else:
                 self.next_cursor[key] = self._cursor.get(key)
                 self.notes.append("the tick is over, other clusters come in the next one")
-            left -= 1
+            clusters_left -= 1
 
     def _read_cluster(self, key: str, topologies: Sequence[DeclaredTopology], room: int) -> None:
         """Acknowledge and pull at most ``room`` events of one cluster.
@@ -391,13 +391,13 @@ class EventTick:
             event_for_dagster = asset_event(event, topology_id)
         except Exception as error:
             return f"Dagster does not accept the event: {error_text(error)}"[:1000]
-        if not self._stores:
+        if not self._stores_events:
             self.events.append(event_for_dagster)
         elif not self._store(event_for_dagster):
             return f"Dagster cannot store the {event.kind} of asset {event.asset!r}"[:1000]
-        reason = self._defined_assets.problem(ReportSubject.of(event))
+        reason = self._defined_assets.problem(ReportedPart.of(event))
         if reason is not None:
-            problems.add(ReportSubject.of(event), self._now)
+            problems.add(ReportedPart.of(event), self._now)
         return reason
 
     def _store(self, event: AssetEvent) -> bool:
@@ -424,7 +424,7 @@ class EventTick:
     def _check(
         self, topology: DeclaredTopology, log: EventLogSummary | None, problems: _Problems
     ) -> bool:
-        """Evaluate the check `reports` if its undefined subjects have changed.
+        """Evaluate the check `reports` if its undefined parts have changed.
 
         False if the cursor needs no problems: none is left, and Dagster has stored that.
         """
@@ -480,7 +480,7 @@ def events_sensor(
             DefinedAssets(context.repository_def, context.instance),
             context.instance,
             context.log,
-            stores=repetitions.count(context.cursor) >= _DIRECT_AFTER,
+            stores_events=repetitions.count(context.cursor) >= _DIRECT_AFTER,
         )
         clusters = multimap((cluster_key(topology), topology) for topology in topologies.values())
         tick.read_clusters(clusters)

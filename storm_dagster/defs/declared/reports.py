@@ -62,8 +62,8 @@ def asset_event(event: DagsterEvent, topology_id: str) -> AssetEvent:
 
 
 @dataclass(frozen=True)
-class ReportSubject:
-    """What an event is about: the part of it that a code location must define."""
+class ReportedPart:
+    """Part of a location that an event needs: asset, partition, check."""
 
     kind: EventKind
     asset: str
@@ -72,13 +72,13 @@ class ReportSubject:
     check: str | None = None
 
     @staticmethod
-    def of(event: DagsterEvent) -> "ReportSubject":
-        """The report of an event."""
-        return ReportSubject(event.kind, event.asset, event.partition, event.check)
+    def of(event: DagsterEvent) -> "ReportedPart":
+        """The part that an event needs."""
+        return ReportedPart(event.kind, event.asset, event.partition, event.check)
 
     @property
-    def subject(self) -> tuple[str, str | None, bool]:
-        """Asset, check, and if there is a partition: later reports of one subject replace it."""
+    def key(self) -> tuple[str, str | None, bool]:
+        """Asset, check, and if there is a partition: a later part with the key replaces it."""
         return (self.asset, self.check, self.partition is not None)
 
 
@@ -126,14 +126,14 @@ class DefinedAssets:
         keys = self._repository.asset_checks_defs_by_key
         return {(key.asset_key.to_user_string(), key.name) for key in keys}
 
-    def problem(self, report: ReportSubject) -> str | None:
+    def problem(self, part: ReportedPart) -> str | None:
         """Reason why no asset or check of the location shows the event; ``None`` if one does.
 
         The reason names the nearest known key.
         """
         if self._repository is None:
             return None
-        asset = report.asset
+        asset = part.asset
         is_defined = asset in self._partitions
         if not is_defined and asset not in self._dependencies:
             nearest = _nearest(asset, self._partitions)
@@ -141,37 +141,37 @@ class DefinedAssets:
                 f"asset {asset!r} is not defined in the code location that declared the topology"
                 f"{nearest}: define it there, or report the key of one that is"
             )
-        if report.check is not None and (asset, report.check) not in self._checks:
+        if part.check is not None and (asset, part.check) not in self._checks:
             names = [name for checked_asset, name in self._checks if checked_asset == asset]
-            nearest = _nearest(report.check, names)
+            nearest = _nearest(part.check, names)
             return (
-                f"check {report.check!r} of asset {asset!r} is not defined in the code location "
+                f"check {part.check!r} of asset {asset!r} is not defined in the code location "
                 f"that declared the topology{nearest}: add it as an AssetCheckSpec, or report the "
                 "name of one that is"
             )
         # Of an asset that is only a dependency no partitions are known.
-        return self._partition_problem(report) if is_defined else None
+        return self._partition_problem(part) if is_defined else None
 
-    def _partition_problem(self, report: ReportSubject) -> str | None:
-        """Reason why the asset does not have the partition of the report."""
-        partitions = self._partitions[report.asset]
-        key = report.partition
+    def _partition_problem(self, part: ReportedPart) -> str | None:
+        """Reason why the asset does not have the partition of the event."""
+        partitions = self._partitions[part.asset]
+        key = part.partition
         if key is None:
-            if partitions is None or report.kind != "materialization":
+            if partitions is None or part.kind != "materialization":
                 return None
             return (
-                f"asset {report.asset!r} is partitioned, and its materialization names no "
+                f"asset {part.asset!r} is partitioned, and its materialization names no "
                 "partition: report it with partition="
             )
         if partitions is None:
             return (
-                f"asset {report.asset!r} is not partitioned, and its {report.kind} names the "
+                f"asset {part.asset!r} is not partitioned, and its {part.kind} names the "
                 f"partition {key!r}: report it without a partition"
             )
         if self._has_partition(partitions, key):
             return None
         return (
-            f"asset {report.asset!r} has no partition {key!r}{_example(partitions)}: report one of "
+            f"asset {part.asset!r} has no partition {key!r}{_example(partitions)}: report one of "
             "its keys"
         )
 
