@@ -13,7 +13,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from storm_dagster.defs.declared.storage import fill_templates
+from storm_dagster.defs.declared.asset_metadata import fill_templates
 from storm_dagster.model.errors import InvalidRequest
 
 pytestmark = pytest.mark.dagster

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import dagster as dg
 
+from storm_dagster.defs.declared.asset_metadata import fill_templates
 from storm_dagster.defs.declared.declaration import Declaration, TargetDescription, edges
-from storm_dagster.defs.declared.storage import fill_templates
 from storm_dagster.defs.metadata import components_table, table
 from storm_dagster.defs.translator import StormAsset
 from storm_dagster.model.conf import mask

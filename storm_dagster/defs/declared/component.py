@@ -33,7 +33,7 @@ from storm_dagster.defs.declared.checks import (
     TopologyAlerts,
 )
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
-from storm_dagster.defs.declared.operation import OpAttributes, encode_tags
+from storm_dagster.defs.declared.op_settings import OpAttributes, encode_tags
 from storm_dagster.defs.declared.owner import declared_owner, definitions_module
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions

@@ -24,7 +24,7 @@ from storm_dagster.defs.declared.declaration import (
     TargetDescription,
 )
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
-from storm_dagster.defs.declared.operation import OpAttributes
+from storm_dagster.defs.declared.op_settings import OpAttributes
 from storm_dagster.defs.declared.owner import ownership_problem
 from storm_dagster.defs.declared.reports import (
     REPORTS_CHECK,

@@ -1,4 +1,4 @@
-"""Address and name of what a bolt writes, as metadata of its asset.
+"""Metadata of the asset that a bolt writes, from templates of its conf.
 
 A sink knows its table, and the conf has the database. So a component has templates in its conf key
 ``topology.component.asset.metadata``, whose ``{conf.key}`` are filled in here.
@@ -33,10 +33,10 @@ def _fill(template: str, conf: Mapping[str, Any]) -> str | None:
     def value(match: re.Match[str]) -> str:
         nonlocal is_complete
         key, default = match.groups()
-        found = conf.get(key)
-        if found is None and default is None:
+        setting = conf.get(key)
+        if setting is None and default is None:
             is_complete = False
-        return str(default if found is None else found)
+        return str(default if setting is None else setting)
 
     text = _PLACEHOLDER.sub(value, template)
     return text if is_complete else None
