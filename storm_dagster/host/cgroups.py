@@ -108,7 +108,7 @@ class Cgroup:
         return Cgroup(path)
 
     @staticmethod
-    def recorded(path: str, worker_id: str) -> "Cgroup | None":
+    def from_record(path: str, worker_id: str) -> "Cgroup | None":
         """The cgroup that a record of that worker names, if it still exists.
 
         ``None`` for a path that is not that of a cgroup of this worker.

@@ -124,8 +124,10 @@ def user_of(pid: int) -> int | None:
     return None
 
 
-def marked(table: Iterable[ProcessEntry], worker_id: str, user: int | None = None) -> set[Identity]:
-    """The processes that were started with the mark of that worker.
+def find_marked(
+    table: Iterable[ProcessEntry], worker_id: str, user: int | None = None
+) -> set[Identity]:
+    """Find the processes that were started with the mark of that worker.
 
     With ``user`` only those of that user are asked. Processes whose environment this user may not
     read are left out. A process sets the size of its environment as it likes: only the begin is
@@ -149,24 +151,24 @@ def marked(table: Iterable[ProcessEntry], worker_id: str, user: int | None = Non
 def kill_descendants(
     worker_id: str,
     seen: Collection[Identity] = (),
-    session: int = 0,
+    worker_pid: int = 0,
     user: int | None = None,
 ) -> int:
     """KILL all that descends from a dead worker, and return the number of processes.
 
-    ``seen`` are descendants that were seen before. ``session`` is the pid of the worker, unless
-    another process has that pid by now. ``user`` is the worker's, if it is known. A worker without
-    an id has no mark.
+    ``seen`` are descendants that were seen before. ``worker_pid`` is 0 if another process has that
+    pid by now. ``user`` is the worker's, if it is known. A worker without an id has no mark.
     """
     ended: set[Identity] = set()
     for _ in range(_MAX_ROUNDS):
         table = process_table()
         sessions = _sessions_of(table, seen)
-        if session:
-            sessions.add(session)
+        if worker_pid:
+            # A worker leads the session of its processes.
+            sessions.add(worker_pid)
         roots = {*seen, *ended}
         if worker_id:
-            roots |= marked(table.values(), worker_id, user)
+            roots |= find_marked(table.values(), worker_id, user)
         members = descendants(table, roots, sessions).values()
         identities = {(entry.pid, entry.start_ticks) for entry in members}
         identities -= ended

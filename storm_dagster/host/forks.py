@@ -20,7 +20,7 @@ def fork_folder(socket: str | Path) -> Path:
     return Path(os.path.abspath(socket) + ".forks")
 
 
-def threads() -> int:
+def thread_count() -> int:
     """Number of threads of this process, including those of libraries.
 
     It is 2 on systems where they cannot be counted.

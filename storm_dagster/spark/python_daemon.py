@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 
-from storm_dagster.host.forks import threads, without_library_threads
+from storm_dagster.host.forks import thread_count, without_library_threads
 from storm_dagster.model.strategies import STRATEGIES
 
 _LIBRARIES = (
@@ -47,9 +47,9 @@ def main() -> None:
     """
     # The block restores the server's environment, in which users' functions run.
     with without_library_threads():
-        if threads() == 1:
+        if thread_count() == 1:
             _load_libraries()
-        if threads() != 1:
+        if thread_count() != 1:
             # A fork of a process with threads may hang: restart as Spark's own daemon.
             os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])
     # Objects from before the fork stay shared between workers.

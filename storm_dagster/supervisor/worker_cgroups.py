@@ -168,7 +168,7 @@ def recorded_cgroup(folder: Path) -> WorkerCgroup | None:
         path = (folder / RECORD).read_text(encoding="utf-8")
     except (OSError, UnicodeError):
         return None
-    group = Cgroup.recorded(path, folder.name)
+    group = Cgroup.from_record(path, folder.name)
     return None if group is None else WorkerCgroup(group)
 
 

@@ -170,10 +170,10 @@ def test_a_dagster_without_the_attribute_starts_runs_the_stock_way(
 def test_the_libraries_start_no_thread_and_are_none_of_users() -> None:
     program = """
 import sys
-from storm_dagster.host.forks import threads
+from storm_dagster.host.forks import thread_count
 import storm_dagster.code_server.libraries as libraries
 missing = [name for name in libraries.LIBRARIES if name not in sys.modules]
-print(threads(), missing)
+print(thread_count(), missing)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.split(maxsplit=1) == ["1", "[]\n"], done.stderr

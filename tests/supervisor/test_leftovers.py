@@ -23,8 +23,8 @@ from storm_dagster.host.clock import boot_id
 from storm_dagster.host.descendants import (
     MARK,
     ProcessEntry,
+    find_marked,
     kill_descendants,
-    marked,
     process_table,
     seen_descendants,
     user_of,
@@ -354,12 +354,12 @@ def test_of_a_large_environment_only_the_begin_is_read() -> None:
     first = _start_sleep({MARK: "w1", **large})
     last = _start_sleep({**large, MARK: "w1"})
     try:
-        found = {pid for pid, _ in marked(process_table().values(), "w1")}
+        found = {pid for pid, _ in find_marked(process_table().values(), "w1")}
         assert found == {first.pid}
         user = user_of(first.pid)
         assert user == os.getuid()
-        assert marked(process_table().values(), "w1", user)
-        assert not marked(process_table().values(), "w1", os.getuid() + 1), "another user's"
+        assert find_marked(process_table().values(), "w1", user)
+        assert not find_marked(process_table().values(), "w1", os.getuid() + 1), "another user's"
     finally:
         for process in (first, last):
             process.kill()
