@@ -11,9 +11,8 @@ Every rule is certain: a process of another origin never matches.
 import os
 import signal
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
 
-from storm_dagster.host.processes import signal_exactly
+from storm_dagster.host.processes import ProcessEntry, read_entry, signal_exactly
 
 MARK = "STORM_DAGSTER_WORKER"
 """Variable of a worker's environment with its id, which is random and new for every start."""
@@ -21,15 +20,6 @@ _MAX_ENVIRONMENT = 128 * 1024
 """Bytes of an environment in which the mark is looked for; it is the first variable of a worker."""
 _MAX_ROUNDS = 10
 """Rounds of signals, for processes that fork while they are ended."""
-
-
-class ProcessEntry(NamedTuple):
-    """One live process of Linux."""
-
-    pid: int
-    start_ticks: int
-    parent: int
-    session: int
 
 
 Identity = tuple[int, int]
@@ -42,17 +32,9 @@ def process_table() -> dict[int, ProcessEntry]:
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as stream:
-                raw = stream.read()
-        except OSError:
-            continue
-        # The command's name may contain brackets and blanks; see proc_pid_stat(5).
-        fields = raw[raw.rfind(b")") + 2 :].split()
-        if len(fields) < 20 or fields[0] in (b"Z", b"X"):
-            continue
-        pid = int(name)
-        table[pid] = ProcessEntry(pid, int(fields[19]), int(fields[1]), int(fields[3]))
+        entry = read_entry(int(name))
+        if entry is not None:
+            table[entry.pid] = entry
     return table
 
 

@@ -8,8 +8,8 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -47,12 +47,13 @@ class ExactProcess:
         return self.boot_id in ("", boot_id())
 
 
-@dataclass(frozen=True)
-class Process:
+class ProcessEntry(NamedTuple):
     """One live process."""
 
     pid: int
     start_ticks: int
+    parent: int
+    """Pid of its parent."""
     session: int
     """Pid of the leader of its session.
 
@@ -60,10 +61,10 @@ class Process:
     """
 
 
-def start_ticks(pid: int) -> int | None:
-    """Start of the process; ``None`` without the process, or for a zombie."""
+def read_entry(pid: int) -> ProcessEntry | None:
+    """Read the entry of a process; ``None`` without the process, or for a zombie."""
     if not _HAS_PROC:
-        return _start_by_psutil(pid)
+        return _entry_by_psutil(pid)
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             raw = stream.read()
@@ -72,38 +73,42 @@ def start_ticks(pid: int) -> int | None:
     # The command name is in brackets and may itself contain blanks and brackets: the fields are
     # counted after the last bracket.
     fields = raw[raw.rfind(b")") + 2 :].split()
-    # The first of them is the state (Z: zombie, X: dead), the twentieth the start; see proc(5).
+    # The first of them is the state (Z: zombie, X: dead), the second the parent, the fourth the
+    # session, the twentieth the start; see proc_pid_stat(5).
     if len(fields) < 20 or fields[0] in (b"Z", b"X"):
         return None
-    return int(fields[19])
+    return ProcessEntry(pid, int(fields[19]), int(fields[1]), int(fields[3]))
 
 
-def _start_by_psutil(pid: int) -> int | None:
-    """As :func:`start_ticks`, in hundredths of a second."""
+def _entry_by_psutil(pid: int) -> ProcessEntry | None:
+    """As :func:`read_entry`, with the start in hundredths of a second."""
     import psutil
 
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
-        return round(process.create_time() * 100)
-    except psutil.Error:
+        # The start first: if the pid is reused before the other calls, it no longer matches.
+        ticks = round(process.create_time() * 100)
+        return ProcessEntry(pid, ticks, process.ppid(), os.getsid(pid))
+    except (psutil.Error, OSError):
         return None
 
 
-def processes() -> Iterator[Process]:
+def start_ticks(pid: int) -> int | None:
+    """Start of the process; ``None`` without the process, or for a zombie."""
+    entry = read_entry(pid)
+    return None if entry is None else entry.start_ticks
+
+
+def processes() -> Iterator[ProcessEntry]:
     """All live processes; zombies are left out."""
     import psutil
 
     for pid in psutil.pids():
-        # In this order: if the pid is reused between the two, the start no longer matches it.
-        ticks = start_ticks(pid)
-        try:
-            session = os.getsid(pid)
-        except OSError:
-            continue
-        if ticks is not None:
-            yield Process(pid, ticks, session)
+        entry = read_entry(pid)
+        if entry is not None:
+            yield entry
 
 
 def signal_exactly(pid: int, ticks: int, number: int) -> bool:

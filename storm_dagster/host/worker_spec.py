@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from storm_dagster.host.files import write_atomically
-from storm_dagster.host.processes import Process, processes
+from storm_dagster.host.processes import ProcessEntry, processes
 from storm_dagster.model.errors import Corrupt
 
 WORKER_MODULE = "storm_dagster.worker"
@@ -125,7 +125,7 @@ class HeartbeatFile(BaseModel, frozen=True, extra="ignore"):
             return None
 
 
-def worker_processes() -> Iterator[tuple[Process, Path]]:
+def worker_processes() -> Iterator[tuple[ProcessEntry, Path]]:
     """Processes of this machine with the command line of a worker.
 
     Each is given with the path of its spec.

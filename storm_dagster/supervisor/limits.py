@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.host.processes import Process, processes
+from storm_dagster.host.processes import ProcessEntry, processes
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.records import WorkerSlot
 from storm_dagster.supervisor.processes import LiveWorker
@@ -25,7 +25,7 @@ _CHECK_SECS = 1.0
 _MIB = 2**20
 
 
-def resident_bytes(members: Sequence[Process]) -> int:
+def resident_bytes(members: Sequence[ProcessEntry]) -> int:
     """Resident memory of these processes, without mapped files.
 
     Pages that they share since a fork count for each of them.

@@ -22,14 +22,13 @@ from storm_dagster.host.cgroups import cgroup_of, may_make_cgroups
 from storm_dagster.host.clock import boot_id
 from storm_dagster.host.descendants import (
     MARK,
-    ProcessEntry,
     find_marked,
     kill_descendants,
     process_table,
     seen_descendants,
     user_of,
 )
-from storm_dagster.host.processes import start_ticks
+from storm_dagster.host.processes import ProcessEntry, start_ticks
 from storm_dagster.model.conf import default_conf
 from storm_dagster.supervisor import processes
 from storm_dagster.supervisor.launcher import (

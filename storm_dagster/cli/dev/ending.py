@@ -16,7 +16,7 @@ from storm_dagster.cli.dev.sockets import code_socket
 from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.host.clock import boot_id
 from storm_dagster.host.forks import fork_folder
-from storm_dagster.host.processes import Process, RunFile, processes, run_dir, signal_exactly
+from storm_dagster.host.processes import ProcessEntry, RunFile, processes, run_dir, signal_exactly
 from storm_dagster.host.waiting import poll
 from storm_dagster.model.errors import Conflict
 from storm_dagster.supervisor.worker_cgroups import end_leftovers
@@ -35,7 +35,7 @@ _BRIEF_SECS = 2.0
 """Their grace."""
 
 
-def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
+def family(home: Path, records: Iterable[RunFile]) -> list[ProcessEntry]:
     """The live processes of the cluster in ``home``, apart from this one.
 
     A process belongs to it in one of three cases. A record names it (pid, start and boot). It is in
@@ -53,7 +53,7 @@ def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
     sessions = {record.pid: record.start_ticks for record in own_records}
     table = list(processes())
     starts = {process.pid: process.start_ticks for process in table}
-    members: list[Process] = []
+    members: list[ProcessEntry] = []
     for process in table:
         if process.pid == os.getpid():
             continue
@@ -114,13 +114,13 @@ def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> Non
 
 def kill_family(
     home: Path, records: list[RunFile], reap: Callable[[], None] = lambda: None
-) -> list[Process]:
+) -> list[ProcessEntry]:
     """Kill the :func:`family`, repeatedly, since it may start processes until it is dead.
 
     Returns its processes that still live after three seconds. ``reap`` is called after each round:
     a dead child counts as alive until its parent has collected it.
     """
-    survivors: list[Process] = []
+    survivors: list[ProcessEntry] = []
     for _ in range(60):
         survivors = family(home, records)
         if not survivors:
@@ -144,7 +144,7 @@ def end_cluster(
     grace: float = GRACE_SECS,
     hurry: Callable[[], bool] = lambda: False,
     reap: Callable[[], None] = lambda: None,
-) -> list[Process]:
+) -> list[ProcessEntry]:
     """End all processes of the run files of ``home``, and their descendants.
 
     Returns the survivors. ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called
