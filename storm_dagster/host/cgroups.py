@@ -15,6 +15,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from storm_dagster.host.cgroup_mounts import DELETED, cgroup_mounts, groups_of
 from storm_dagster.host.processes import signal_exactly, start_ticks
 
 FOLDER = "storm_dagster"
@@ -33,15 +34,12 @@ def cgroup_mount() -> tuple[Path, str] | None:
     ``None`` if the machine, or this container, has none.
     """
     try:
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+        mounts = cgroup_mounts()
     except OSError:
         return None
-    for line in lines:
-        # Optional fields end at the lone dash; see proc_pid_mountinfo(5).
-        mount, _, system = line.partition(" - ")
-        if system.startswith("cgroup2 "):
-            fields = mount.split()
-            return Path(fields[4]), fields[3]
+    for mount in mounts:
+        if mount.version == 2:
+            return Path(mount.folder), mount.top
     return None
 
 
@@ -55,22 +53,18 @@ def cgroup_of(pid: int | str) -> Path | None:
         return None
     folder, top = mounted
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
+        path = groups_of(pid).get("")
     except OSError:
         return None
-    for line in lines:
-        # Version 2 is the hierarchy 0. The kernel marks a removed cgroup.
-        if not line.startswith("0::/") or line.endswith(" (deleted)"):
-            continue
-        path = line.removeprefix("0::")
-        if path.startswith("/.."):
-            return None  # Above what this container sees.
-        if top != "/":
-            if path != top and not path.startswith(f"{top}/"):
-                return None
-            path = path.removeprefix(top)
-        return folder / path.strip("/")
-    return None
+    if path is None or path.endswith(DELETED):
+        return None
+    if path.startswith("/.."):
+        return None  # Above what this container sees.
+    if top != "/":
+        if path != top and not path.startswith(f"{top}/"):
+            return None
+        path = path.removeprefix(top)
+    return folder / path.strip("/")
 
 
 def may_make_cgroups(parent: Path | None) -> bool:

@@ -9,12 +9,13 @@ Everything that needs such a number asks :func:`cpus`, :func:`whole_cpus` or :fu
 """
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from storm_dagster.host.cgroup_mounts import DELETED, CgroupMount, cgroup_mounts, groups_of
 
 MACHINE = "the machine"
 """Source of a size without a limit."""
@@ -35,16 +36,6 @@ class Size:
     def is_limited(self) -> bool:
         """True if the process may use less than the machine has."""
         return self.source != MACHINE
-
-
-class _Mount(NamedTuple):
-    """Mounted cgroups of one version, with the controllers of version 1."""
-
-    top: str
-    """Cgroup at its top."""
-    folder: str
-    version: int
-    controllers: tuple[str, ...]
 
 
 class _Limit(NamedTuple):
@@ -113,8 +104,8 @@ def _smallest(size: Size, limit_file: _LimitFile, root: Path) -> Size:
 def _limits(limit_file: _LimitFile, root: Path, problems: list[str]) -> Iterator[_Limit]:
     """Limits of the cgroups of this process; a sentence in ``problems`` for each unreadable one."""
     try:
-        mounts = _mounts((root / "proc/self/mountinfo").read_text(encoding="utf-8"))
-        own_groups = _own_groups((root / "proc/self/cgroup").read_text(encoding="utf-8"))
+        mounts = cgroup_mounts(root)
+        own_groups = groups_of("self", root)
     except (OSError, ValueError) as error:
         problems.append(str(error))
         return
@@ -126,7 +117,9 @@ def _limits(limit_file: _LimitFile, root: Path, problems: list[str]) -> Iterator
         if controller not in own_groups:
             continue
         name = limit_file.names[mount.version - 1]
-        for folder in _folders(mount, own_groups[controller]):
+        # The parents of a removed cgroup still count.
+        own_group = own_groups[controller].removesuffix(DELETED)
+        for folder in _folders(mount, own_group):
             try:
                 amount = limit_file.read(root / folder.lstrip("/") / name)
             except FileNotFoundError:
@@ -138,39 +131,7 @@ def _limits(limit_file: _LimitFile, root: Path, problems: list[str]) -> Iterator
                 yield _Limit(amount, f"{folder}/{name}")
 
 
-def _mounts(mountinfo: str) -> list[_Mount]:
-    """Mounts of cgroups in ``/proc/PID/mountinfo``; see proc_pid_mountinfo(5)."""
-    mounts: list[_Mount] = []
-    for line in mountinfo.splitlines():
-        # Optional fields end at the lone dash.
-        mount, _, system = line.partition(" - ")
-        kind, _, rest = system.partition(" ")
-        if kind not in ("cgroup", "cgroup2"):
-            continue
-        fields = mount.split()
-        options = rest.split()[-1].split(",")
-        version = 2 if kind == "cgroup2" else 1
-        mounts.append(_Mount(_plain(fields[3]), _plain(fields[4]), version, tuple(options)))
-    return mounts
-
-
-def _plain(field: str) -> str:
-    """A path of mountinfo, in which blanks are written as octal numbers."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
-
-
-def _own_groups(lines: str) -> dict[str, str]:
-    """Controller -> cgroup of the process; the empty name is that of version 2."""
-    groups: dict[str, str] = {}
-    for line in lines.splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            # The kernel marks a removed cgroup, whose parents still count.
-            groups[controller] = path.removesuffix(" (deleted)")
-    return groups
-
-
-def _folders(mount: _Mount, path: str) -> Iterator[str]:
+def _folders(mount: CgroupMount, path: str) -> Iterator[str]:
     """Folders of a cgroup and of its parents up to the top of the mount, the lowest first.
 
     Of a cgroup that is not below the mount, as that of a process which entered a container, the top
