@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types
 
+from storm_dagster.model.json_text import type_name
+
 MAX_DEPTH = 64
 """Levels of lists and maps in one value, so that a cycle ends with an error."""
 _MIN_INT64 = -(2**63)
@@ -38,12 +40,6 @@ _REMEDIES: dict[str, str] = {
     "frozenset": "make it a list",
 }
 """Name of a type without a type in files -> the remedy."""
-
-
-def type_name(value: Any) -> str:
-    """Name of the type of a value, with its module unless it is a built-in type."""
-    kind = type(value)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 # -- types of values -------------------------------------------------------------------------------
