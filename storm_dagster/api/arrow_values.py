@@ -8,13 +8,13 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from math import isnan
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import types
 
 from storm_dagster.model.json_text import type_name
+from storm_dagster.model.numbers import exact_decimal, is_nan
 
 MAX_DEPTH = 64
 """Levels of lists and maps in one value, so that a cycle ends with an error."""
@@ -235,14 +235,10 @@ def _whole(value: Any, arrow_type: pa.DataType) -> int:
     bits = arrow_type.bit_width
     is_signed = types.is_signed_integer(arrow_type)
     least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
-    # The comparison comes first: it bounds the conversion, and is false for NaN.
-    if not _is_number(value) or not least <= value <= most or value != int(value):
+    # The comparison bounds the conversion.
+    if is_nan(value) or not least <= value <= most or value != int(value):
         raise _inexact(value, arrow_type)
     return int(value)
-
-
-def _is_number(value: Any) -> bool:
-    return not (value.is_nan() if isinstance(value, Decimal) else isnan(value))
 
 
 def _floating(value: Any, arrow_type: pa.DataType) -> float:
@@ -262,10 +258,9 @@ def _floating(value: Any, arrow_type: pa.DataType) -> float:
 
 
 def _decimal(value: Any, arrow_type: pa.DataType) -> Decimal:
-    """All digits; a float has those of its shortest text."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise _misfit(value, arrow_type)
-    number = Decimal(float.__repr__(value)) if isinstance(value, float) else Decimal(value)
+    number = exact_decimal(value)
     try:
         kept = pa.array([number], arrow_type)[0].as_py()
     except (pa.ArrowException, ValueError, OverflowError):

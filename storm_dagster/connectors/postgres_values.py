@@ -15,6 +15,7 @@ from uuid import UUID
 
 from storm_dagster.connectors.postgres_columns import Column
 from storm_dagster.model.json_text import NoJsonForm, json_text, type_name
+from storm_dagster.model.numbers import exact_decimal
 
 _MAX_SCALE = 16_383
 """Digits behind the point of a ``numeric``."""
@@ -111,7 +112,7 @@ def _whole(value: Any, column: Column, rounds: bool) -> Any:
         return _number_text(value, column, rounds)
     if not isinstance(value, float | Decimal):
         raise _misfit(value, column, "make it a whole number")
-    number = _decimal(value)
+    number = exact_decimal(value)
     if number.is_finite() and _scale(number) == 0 and number.adjusted() < 40:
         return int(value)
     if rounds and number.is_finite():
@@ -125,7 +126,7 @@ def _double(value: Any, column: Column, rounds: bool) -> Any:
         raise _misfit(value, column, "make it a number")
     if isinstance(value, str):
         return _number_text(value, column, rounds)
-    number = _decimal(value)
+    number = exact_decimal(value)
     if number.is_finite() and not rounds and not _keeps(number, column):
         raise _changed(value, column, "which has more digits than the column keeps")
     try:
@@ -158,7 +159,7 @@ def _numeric(value: Any, column: Column, rounds: bool) -> Any:
         raise _misfit(value, column, "make it a number")
     if isinstance(value, str):
         return _number_text(value, column, rounds)
-    number = _decimal(value)
+    number = exact_decimal(value)
     _check_scale(value, number, column, rounds)
     return number
 
@@ -172,11 +173,6 @@ def _check_scale(value: Any, number: Decimal, column: Column, rounds: bool) -> N
         if max_scale < 0:
             reason = f"which is not a multiple of 10^{-max_scale}"
         raise _changed(value, column, reason)
-
-
-def _decimal(value: Any) -> Decimal:
-    """A number by its digits."""
-    return Decimal(float.__repr__(value)) if isinstance(value, float) else Decimal(value)
 
 
 def _scale(number: Decimal) -> int:

@@ -200,6 +200,7 @@ ODD: list[tuple[str, list[Any], str]] = [
     ),
     ("parquet", [1, 1.5], ""),
     ("parquet", [1.5, 2**53 + 1], "the column is double, which would change 9007199254740993"),
+    ("parquet", [1, 10**400], "the column is int64, which would change 1000"),
     ("parquet", ["a", 1], "the column is string, and the value is of type int"),
     ("parquet", [datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=timezone.utc)], "has an offset"),
     ("parquet", [[1], ["a"]], "at [0]: the column is int64"),

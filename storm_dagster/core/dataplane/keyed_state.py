@@ -22,6 +22,7 @@ import msgspec
 from storm_dagster.core.dataplane.window_state import HeldTuple, Position, detach, in_order, join
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.groupings import stable_hash
+from storm_dagster.model.numbers import is_nan
 from storm_dagster.model.values import ATOMIC, decode_extension, decode_value
 from storm_dagster.model.values import encode_value as encode_any
 
@@ -160,7 +161,7 @@ def id_key(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return tuple([id_key(part) for part in value])
-    if (kind is float or kind is Decimal) and _is_nan(value):
+    if (kind is float or kind is Decimal) and is_nan(value):
         return ("\0nan",)
     if isinstance(value, dict):
         return ("\0map", frozenset([(id_key(key), id_key(part)) for key, part in value.items()]))
@@ -182,11 +183,6 @@ def _is_hashable(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _is_nan(value: float | Decimal) -> bool:
-    """True for NaN, which is not equal to itself; a signaling one of Decimal has no hash."""
-    return value.is_nan() if isinstance(value, Decimal) else value != value
 
 
 def frame(record: Checkpoint) -> bytes:
