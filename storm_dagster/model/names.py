@@ -48,6 +48,11 @@ FORMER_MODULES = {
 """Modules of components that topologies of earlier releases name -> modules of this release."""
 
 
+def url_host(host: str) -> str:
+    """A host in the form that URLs and ``host:port`` have: an IPv6 address is in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def check_topology_name(name: object, *, is_new: bool = True) -> str:
     """The name of a topology, checked.
 

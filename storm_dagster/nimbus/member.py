@@ -15,6 +15,7 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.http.probes import LoopPasses
 from storm_dagster.model.conf import ClusterConf, seed_urls
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.names import url_host
 from storm_dagster.model.view import ClusterView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
@@ -61,8 +62,7 @@ class Identity:
     @property
     def http(self) -> str:
         """Base URL of its HTTP service."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.http_port}"
+        return f"{self.scheme}://{url_host(self.host)}:{self.http_port}"
 
     @property
     def uptime_secs(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storm_dagster.model.errors import NOTHING_SENT, InvalidRequest, UntrustedServer
+from storm_dagster.model.names import url_host
 from storm_dagster.security.peers import (
     can_identify_peers,
     is_of_this_machine,
@@ -274,12 +275,11 @@ class TrustedServers:
             return
         if any(entry.covers(host, port, name) for entry in self.plaintext_peers):
             return
-        shown = name or host
-        shown = f"[{shown}]" if ":" in shown else shown
+        url_name = url_host(name or host)
         raise UntrustedServer(
             f"{server} {NOTHING_SENT}, because it is on another machine, is called without TLS, "
             "and this cluster has a secret: use TLS (storm.tls.*), or, in a network that you "
-            f"trust, add the line `{PLAINTEXT_PEERS}: ['{shown}:{port}']` to storm.yaml"
+            f"trust, add the line `{PLAINTEXT_PEERS}: ['{url_name}:{port}']` to storm.yaml"
         )
 
 

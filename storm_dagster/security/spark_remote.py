@@ -22,6 +22,7 @@ from storm_dagster.host.endpoints import home_dir
 from storm_dagster.host.files import read_private_file, write_atomically
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.names import url_host
 from storm_dagster.security.home_key import identity_of_start
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.settings import Security
@@ -140,9 +141,9 @@ def check_spark_server(link: socket.socket, host: str, port: int, trusted: Trust
 
     Raises :class:`UntrustedServer` with the remedy for Spark Connect.
     """
-    shown = f"[{host}]" if ":" in host else host
+    server = mask_text(f"Spark at sc://{url_host(host)}:{port}")
     try:
-        trusted.check_socket(link, server=mask_text(f"Spark at sc://{shown}:{port}"), name=host)
+        trusted.check_socket(link, server=server, name=host)
     except UntrustedServer as error:
         tls = "a proxy with TLS, and ;use_ssl=true in the URL"
         raise UntrustedServer(error.message.replace("storm.tls.*", tls)) from None

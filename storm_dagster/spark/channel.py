@@ -16,6 +16,7 @@ from pyspark.sql.connect.client import DefaultChannelBuilder
 
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_text
+from storm_dagster.model.names import url_host
 from storm_dagster.security.own_connections import connections_to
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.spark_remote import check_spark_server
@@ -70,8 +71,7 @@ class _PlaintextServer:
         self._host = host
         self._port = port
         self._trusted = trusted
-        shown = f"[{host}]" if ":" in host else host
-        self._name = mask_text(f"Spark at sc://{shown}:{port}")
+        self._name = mask_text(f"Spark at sc://{url_host(host)}:{port}")
         """Subject of errors."""
 
     def is_on_loopback(self) -> bool:

@@ -17,6 +17,7 @@ from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import AnnouncedName, HttpService, listen
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.names import url_host
 from storm_dagster.model.version import __version__
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.security.peers import owners_only
@@ -58,8 +59,7 @@ class LogService:
             listener = listen(host, 0, "supervisor.http.port")
         self.announced = AnnouncedName(host, listener)
         self.port: int = int(listener.getsockname()[1])
-        url_host = f"[{host}]" if ":" in host else host
-        self.url: str = f"{self._security.scheme}://{url_host}:{self.port}"
+        self.url: str = f"{self._security.scheme}://{url_host(host)}:{self.port}"
         """URL in the supervisor's record."""
         tls = None
         if self._security.tls:

@@ -22,6 +22,7 @@ from storm_dagster.host.class_data import ClassData
 from storm_dagster.host.files import make_own_folder, write_atomically
 from storm_dagster.host.java import java_command
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.names import url_host
 from storm_dagster.model.tables import load_table
 from storm_dagster.security.authority import CertificateFolder
 from storm_dagster.security.server_identity import TrustedServers
@@ -174,8 +175,7 @@ class Member:
     @property
     def address(self) -> str:
         """``host:port`` for clients."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.client}"
+        return f"{url_host(self.host)}:{self.client}"
 
 
 def ensemble_command(
