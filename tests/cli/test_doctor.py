@@ -170,6 +170,13 @@ def test_one_answer_of_nimbus_names_all_that_is_wrong(
         rest = nimbus.get(f"/v1/problems?limit=40&after={first['next']}").json()
         conf = {"nimbus.seeds": [nimbus.url.removeprefix("http://")], "dagster.graphql.url": ""}
         done = doctor(tmp_path, conf)
+        free = 'storm_supervisor_disk_free_bytes{host="h1",supervisor="s1"} 1.048576e+08'
+        # They are left out while the cluster cannot be read. The record of the supervisor ends
+        # with its session.
+        metrics = eventually(
+            lambda: (text := nimbus.get("/metrics").text) and free in text and text,
+            what="the disk of the supervisor in the metrics",
+        )
 
     def topologies(document: dict[str, Any]) -> set[str]:
         subjects = {row["subject"] for row in document["problems"]}
@@ -183,12 +190,6 @@ def test_one_answer_of_nimbus_names_all_that_is_wrong(
     assert any("the clock of supervisor s1 on h1 is 10 min ahead" in text for _, text in texts)
     assert ("warning", "and 2 more topologies have tasks that do not run") in texts
     assert nimbus.get("/v1/problems?limit=0").status_code == 400
-    free = 'storm_supervisor_disk_free_bytes{host="h1",supervisor="s1"} 1.048576e+08'
-    # They are left out while the cluster cannot be read.
-    metrics = eventually(
-        lambda: (text := nimbus.get("/metrics").text) and free in text and text,
-        what="the disk of the supervisor in the metrics",
-    )
     assert 'storm_supervisor_clock_ahead_seconds{host="h1",supervisor="s1"} 600.0' in metrics
     assert "storm_nimbus_disk_free_bytes" in metrics
 
