@@ -12,12 +12,11 @@ from storm_dagster.cli.zookeeper_reading import check_by_zookeeper
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.core.host_problems import clock_problem
 from storm_dagster.host.endpoints import ClusterFile
+from storm_dagster.http.clocks import clock_ahead_of
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.model.event_log import destination_remedy, event_log_text
+from storm_dagster.model.event_log import LATE_SECS, destination_remedy, event_log_text
 from storm_dagster.operations.read.exposures import HealthResult
 
-_LATE_EVENT_SECS = 600.0
-"""Time for which events for Dagster may wait."""
 _MAX_TOPOLOGIES = 50
 """Number of topologies whose problems are read."""
 
@@ -32,7 +31,7 @@ def names_no_cluster(invocation: Invocation) -> bool:
 def _events(logs: Mapping[str, Any], now_secs: float) -> Iterator[HealthResult]:
     """Yield a warning for each topology whose events have waited for long."""
     for name, document in sorted(logs.items()):
-        if document["waiting"] and now_secs - document["since"] > _LATE_EVENT_SECS:
+        if document["waiting"] and now_secs - document["since"] > LATE_SECS:
             text = event_log_text(document, now_secs)
             yield (
                 "warning",
@@ -104,7 +103,7 @@ def _problems(document: Mapping[str, Any], asked_at: float) -> Iterator[HealthRe
     """Yield the problems of hosts and topologies, and a line for each part that was left out."""
     now = document.get("now_secs")
     if now is not None:
-        ahead_secs = _ahead_of(float(now), asked_at, time.time())
+        ahead_secs = clock_ahead_of(float(now), asked_at, time.time())
         clock = clock_problem("this client", platform.node(), ahead_secs)
         if clock is not None:
             yield clock.severity, clock.text, clock.remedy
@@ -116,10 +115,3 @@ def _problems(document: Mapping[str, Any], asked_at: float) -> Iterator[HealthRe
         yield "warning", text, "storm-dagster list"
     for text in document.get("skipped", ()):
         yield "warning", f"not checked: {text}", ""
-
-
-def _ahead_of(served_at: float, asked_at: float, answered_at: float) -> float:
-    """Seconds by which this clock is ahead of the one of a response; 0 if they may agree."""
-    if served_at < asked_at:
-        return asked_at - served_at
-    return min(0.0, answered_at - served_at)

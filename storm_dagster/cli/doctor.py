@@ -29,6 +29,7 @@ from storm_dagster.host.disk import disk_room
 from storm_dagster.host.endpoints import ClusterFile
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import install_command, requirements_of
+from storm_dagster.model.amounts import utc_text
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
@@ -250,7 +251,7 @@ def _clock(invocation: Invocation) -> Iterator[HealthResult]:
             "set the time: timedatectl set-ntp true",
         )
     else:
-        yield "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)), ""
+        yield "ok", utc_text(now), ""
 
 
 def _disk(invocation: Invocation) -> Iterator[HealthResult]:

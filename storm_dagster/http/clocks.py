@@ -16,9 +16,17 @@ def clock_ahead_secs(headers: Mapping[str, str], asked_at: float) -> float | Non
         served_at = parsedate_to_datetime(headers["date"]).timestamp()
     except (KeyError, TypeError, ValueError):
         return None
-    if asked_at > served_at + 1.0:
-        return round(asked_at - served_at - 1.0, 1)
-    answered_at = time.time()
-    if answered_at < served_at:
-        return round(answered_at - served_at, 1)
-    return 0.0
+    return round(clock_ahead_of(served_at, asked_at, time.time(), unit_secs=1.0), 1)
+
+
+def clock_ahead_of(
+    served_at: float, asked_at: float, answered_at: float, *, unit_secs: float = 0.0
+) -> float:
+    """Seconds by which this machine's clock is ahead of the one of a response.
+
+    Negative: behind it. 0 if the clocks may agree: ``served_at`` by the other clock, rounded down
+    to ``unit_secs``, is within the request's time by this clock.
+    """
+    if asked_at > served_at + unit_secs:
+        return asked_at - served_at - unit_secs
+    return min(0.0, answered_at - served_at)

@@ -1,4 +1,6 @@
-"""Amounts as people read them: ``2.14k``, ``38 %``, ``2 min``."""
+"""Amounts and times as people read them: ``2.14k``, ``38 %``, ``2 min``."""
+
+from datetime import datetime, timezone
 
 
 def compact(number: float | None) -> str:
@@ -38,3 +40,14 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def utc_text(secs: float) -> str:
+    """Date and time of epoch seconds, such as ``2026-11-30 11:03:00 UTC``.
+
+    The number of seconds for a time beyond the calendar: clients and workers write some of them.
+    """
+    try:
+        return f"{datetime.fromtimestamp(secs, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{secs:.0f} s of the epoch"

@@ -17,6 +17,8 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.records import Record
 
+LATE_SECS = 600.0
+"""Time for which events for Dagster may wait before it is a problem."""
 _BLOB_KEY = re.compile(r"events\.[0-9a-f]{32}\.[0-9]{12}\.[0-9a-f]{16}")
 
 

@@ -16,7 +16,6 @@ import re
 import secrets as random
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
 
 from storm_dagster.model.access_tokens import (
     TokenClaims,
@@ -25,6 +24,7 @@ from storm_dagster.model.access_tokens import (
     check_token_user,
     scope_named,
 )
+from storm_dagster.model.amounts import utc_text
 from storm_dagster.model.errors import NotAuthenticated
 from storm_dagster.security.signing import is_among, keyed_mac
 
@@ -113,18 +113,11 @@ def _check_end(claims: TokenClaims, now: float) -> None:
     """Raise :class:`NotAuthenticated` for a token that has expired by the clock of this host."""
     if claims.expires_secs >= now:
         return
-    end = _clock_text(claims.expires_secs)
+    end = utc_text(claims.expires_secs)
     raise NotAuthenticated(
-        f"the token has expired at {end}, and it is {_clock_text(now)} by the clock of this host: "
+        f"the token has expired at {end}, and it is {utc_text(now)} by the clock of this host: "
         f"{_REMEDY}, or set the clock"
     )
-
-
-def _clock_text(secs: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(secs, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError, OSError):
-        return f"{secs:.0f} s of the epoch"
 
 
 def token_of_header(header: str) -> str | None:

@@ -3,8 +3,7 @@
 Pure. One such stamp would move the watermark so far that all honest tuples after it are late.
 """
 
-from datetime import datetime, timezone
-
+from storm_dagster.model.amounts import utc_text
 from storm_dagster.model.errors import StormDagsterError
 
 _YEAR_MS = 366 * 86_400_000
@@ -49,7 +48,7 @@ def date_of(stamp: int) -> str:
     """UTC date and time of milliseconds since 1970; the number, if no date can show it."""
     if not 0 <= stamp <= _MAX_DATE_MS:
         return f"{stamp} ms"
-    return datetime.fromtimestamp(stamp / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return utc_text(stamp / 1000)
 
 
 def _hours(span_ms: int) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -17,6 +17,7 @@ from storm_dagster.defs.declared.declaration import (
 )
 from storm_dagster.defs.keys import catalog, catalog_field
 from storm_dagster.defs.metadata import table
+from storm_dagster.model.amounts import utc_text
 from storm_dagster.model.errors import InvalidRequest
 
 
@@ -197,8 +198,7 @@ def check_freshness(
     metadata: dict[str, Any] = {}
     if last_running is not None:
         age_minutes = max(0.0, now - last_running) / 60
-        time = datetime.fromtimestamp(last_running, timezone.utc)
-        description = f"all tasks were last seen running {time:%Y-%m-%d %H:%M:%S} UTC"
+        description = f"all tasks were last seen running {utc_text(last_running)}"
         metadata[LAST_UPDATED] = dg.MetadataValue.timestamp(last_running)
     severity = dg.AssetCheckSeverity.WARN
     if age_minutes > limits.fail_minutes:

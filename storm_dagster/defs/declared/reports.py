@@ -8,7 +8,7 @@ wait.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal
@@ -16,15 +16,14 @@ from typing import Any, Literal
 import dagster as dg
 
 from storm_dagster.defs.declared.declaration import DATA_VERSION_TAG
+from storm_dagster.model.amounts import utc_text
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.event_log import EventLogSummary
+from storm_dagster.model.event_log import LATE_SECS, EventLogSummary
 
 REPORTS_CHECK = "reports"
 """Check of the events that the components of a topology report."""
 EVENT_ID = "storm/event"
 """Metadata key: id of the event; a repeated event has the same."""
-_LATE_SECS = 600.0
-"""Time for which an event waits until the check fails."""
 _USER_VERSION_TAG = "dagster/data_version_is_user_provided"
 _UNDEFINED = "undefined"
 """Metadata key of the check: texts of undefined assets, partitions and checks."""
@@ -228,13 +227,12 @@ def reports_result(
     """
     waiting = 0 if log is None else log.waiting
     sentences = list(undefined)
-    is_late = log is not None and log.since is not None and now - log.since > _LATE_SECS
+    is_late = log is not None and log.since is not None and now - log.since > LATE_SECS
     if log is not None and log.since is not None and waiting:
-        since = datetime.fromtimestamp(log.since, timezone.utc)
         remedy = ""
         if is_late:
             remedy = ": start topology_events_sensor, and look at its last ticks"
-        sentences.append(f"{waiting} events wait since {since:%Y-%m-%d %H:%M:%S} UTC{remedy}")
+        sentences.append(f"{waiting} events wait since {utc_text(log.since)}{remedy}")
     dropped = 0 if log is None else log.dropped
     if dropped:
         sentences.append(f"{dropped} events were dropped, because they waited for too long")
