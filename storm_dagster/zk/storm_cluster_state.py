@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from typing_extensions import Self
 
@@ -17,7 +17,7 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable, Un
 from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.log_levels import KeptLevels
 from storm_dagster.model.metric_ids import MetricIds
-from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
+from storm_dagster.model.records import Assignment, RecordT, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
 from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.settings import zookeeper_payload, zookeeper_tls
@@ -32,8 +32,6 @@ from storm_dagster.zk.watches import Wake, WatchSlots
 from storm_dagster.zk.worker_nodes import WorkerNodes
 
 _log = logging.getLogger(__name__)
-
-RecordT = TypeVar("RecordT", bound=Record)
 
 
 def zookeeper_hosts(conf: Mapping[str, Any]) -> str:

@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from storm_dagster.model import paths, records
 from storm_dagster.model.errors import Conflict, Corrupt, Unavailable
 from storm_dagster.model.healing_pause import HealingPause
-from storm_dagster.model.records import Record, decode_record
+from storm_dagster.model.records import RecordT, decode_record
 from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.zk.cluster_state import ClusterState
@@ -21,7 +21,6 @@ from storm_dagster.zk.worker_nodes import parse_worker_name
 
 _log = logging.getLogger(__name__)
 
-RecordT = TypeVar("RecordT", bound=Record)
 _Node = tuple[bytes, Versioned] | None
 """Data and version of a node; ``None`` without the node."""
 Decode = Callable[[type[Any], bytes, str], Any]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.ports import free_ports
+from storm_dagster.client.waiting import Progress
 from storm_dagster.host.class_data import ClassData
 from storm_dagster.host.endpoints import ZooKeeperTls, zookeeper_tls_conf
 from storm_dagster.host.java import java_command
@@ -35,9 +36,6 @@ _HOST = "127.0.0.1"
 _START_SECS = 120.0
 _END_SECS = 120.0
 """Longest end of a JVM: it writes the archive."""
-
-Progress = Callable[[str, str], None]
-"""Called with a step and its state, ``STARTED`` or ``SUCCESS``."""
 
 
 def zookeeper_class_data() -> ClassData:

@@ -18,7 +18,7 @@ from storm_dagster.model.multimap import multimap
 _SWEEPS = 6
 """Sweeps over the layers to sort them, and half of those to move their spots."""
 
-Edge = tuple[str, str]
+NodePair = tuple[str, str]
 """(source, target), names of nodes."""
 Point = tuple[float, float]
 """(x, y); y grows downwards."""
@@ -31,10 +31,10 @@ class Layout:
     width: float
     height: float
     nodes: Mapping[str, Point]
-    lines: Mapping[Edge, Sequence[Point]]
+    lines: Mapping[NodePair, Sequence[Point]]
 
 
-def neighborhood(edges: Iterable[Edge], center: str, steps: int = 2) -> set[str]:
+def neighborhood(edges: Iterable[NodePair], center: str, steps: int = 2) -> set[str]:
     """``center`` and the nodes at most so many edges away, in either direction."""
     edges = list(edges)
     names = {center}
@@ -49,7 +49,7 @@ def neighborhood(edges: Iterable[Edge], center: str, steps: int = 2) -> set[str]
 
 def lay_out(
     nodes: Iterable[str],
-    edges: Iterable[Edge],
+    edges: Iterable[NodePair],
     *,
     box: tuple[float, float],
     gap: tuple[float, float],
@@ -82,7 +82,7 @@ def lay_out(
             heights[spot] = height if spot in node_names else height / 3
             left[spot] = index * (width + gap_across)
     middles = _middles(layers, before, after, heights, gap_down)
-    lines: dict[Edge, Sequence[Point]] = {}
+    lines: dict[NodePair, Sequence[Point]] = {}
     for source, target in drawn_edges:
         if (source, target) in chains:
             lines[source, target] = _points(chains[source, target], left, middles, width)
@@ -101,8 +101,8 @@ def lay_out(
 
 
 def _chains_and_layers(
-    names: Sequence[str], edges: Sequence[Edge]
-) -> tuple[dict[Edge, list[str]], list[list[str]]]:
+    names: Sequence[str], edges: Sequence[NodePair]
+) -> tuple[dict[NodePair, list[str]], list[list[str]]]:
     """Return (spots of each forward edge, spots of each layer).
 
     A forward edge leads to a later layer: an edge that closes a cycle is reversed.
@@ -112,7 +112,7 @@ def _chains_and_layers(
     layers: list[list[str]] = [[] for _ in range(max(layer_of.values(), default=0) + 1)]
     for name in names:
         layers[layer_of[name]].append(name)
-    chains: dict[Edge, list[str]] = {}
+    chains: dict[NodePair, list[str]] = {}
     for source, target in forward:
         chain = [source]
         for index in range(layer_of[source] + 1, layer_of[target]):
@@ -136,7 +136,7 @@ def _points(
     return points
 
 
-def _without_cycles(names: Sequence[str], edges: Sequence[Edge]) -> list[Edge]:
+def _without_cycles(names: Sequence[str], edges: Sequence[NodePair]) -> list[NodePair]:
     """The edges, each once; those that close a cycle are reversed."""
     after = multimap(edges)
     heads = {target for _, target in edges}
@@ -144,7 +144,7 @@ def _without_cycles(names: Sequence[str], edges: Sequence[Edge]) -> list[Edge]:
     order = sorted(names, key=lambda name: name in heads)
     visited: set[str] = set()
     active: set[str] = set()
-    forward: dict[Edge, None] = {}
+    forward: dict[NodePair, None] = {}
     for root in order:
         if root in visited:
             continue
@@ -167,7 +167,7 @@ def _without_cycles(names: Sequence[str], edges: Sequence[Edge]) -> list[Edge]:
     return list(forward)
 
 
-def _layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
+def _layers(names: Sequence[str], edges: Sequence[NodePair]) -> dict[str, int]:
     """Node -> length of the longest path from a node without inputs."""
     sources_of: dict[str, list[str]] = {name: [] for name in names}
     for source, target in edges:

@@ -15,7 +15,7 @@ _SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
 """Keys that the cluster sets: updates do not keep them, and differences omit them."""
 OWNER_KEY = "topology.submitter.user"
 """Key of the user that submitted a topology."""
-_LISTS = ("topology.users", "topology.groups")
+USER_LIST_KEYS = ("topology.users", "topology.groups")
 """Keys of the users and groups that may read and change a topology."""
 _KEEP_CONF = "topology.update.keep.conf"
 """Key of an update: ``false`` keeps no conf of earlier submissions."""
@@ -134,7 +134,7 @@ def limited_conf(user: str, submitted: Conf, former: Conf | None) -> dict[str, A
         users: set[str] = set(submitted.get("topology.users") or ())
         users.add(user)
         return {OWNER_KEY: user, "topology.users": sorted(users)}
-    for key in _LISTS:
+    for key in USER_LIST_KEYS:
         if not set(submitted.get(key) or ()) <= set(former.get(key) or ()):
             raise NotAuthorized(
                 f"user {user!r} may not change {key} of a topology: an administrator can, or leave "
@@ -145,13 +145,16 @@ def limited_conf(user: str, submitted: Conf, former: Conf | None) -> dict[str, A
 
 def _former_owner(former: Conf) -> dict[str, Any]:
     """Owner and lists of the former conf; also those that it lacks are fixed."""
-    return {OWNER_KEY: former.get(OWNER_KEY), **{key: former.get(key) or [] for key in _LISTS}}
+    return {
+        OWNER_KEY: former.get(OWNER_KEY),
+        **{key: former.get(key) or [] for key in USER_LIST_KEYS},
+    }
 
 
 def _unowned_conf(caller: str, former: Conf | None) -> dict[str, Any]:
     """Owner and lists of a topology whose code comes with a token of no user."""
     if former is None:
-        return {OWNER_KEY: None, **{key: [] for key in _LISTS}}
+        return {OWNER_KEY: None, **{key: [] for key in USER_LIST_KEYS}}
     owner = former.get(OWNER_KEY)
     if owner:
         raise NotAuthorized(
@@ -164,7 +167,7 @@ def _unowned_conf(caller: str, former: Conf | None) -> dict[str, Any]:
 
 def removed_owner_keys(conf: Conf) -> list[str]:
     """Keys of owner and lists that the conf sets."""
-    return [key for key in (OWNER_KEY, *_LISTS) if conf.get(key)]
+    return [key for key in (OWNER_KEY, *USER_LIST_KEYS) if conf.get(key)]
 
 
 def conf_differences(old: Conf, new: Conf) -> dict[str, tuple[Any, Any]]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from storm_dagster.core.submission.conf import USER_LIST_KEYS
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.submit.open_tokens import (
@@ -17,8 +18,6 @@ from storm_dagster.operations.submit.staging import staging_key
 
 _MAX_AGE_SECS = 0.2
 """Maximum age of the list."""
-_LISTS = ("topology.users", "topology.groups")
-"""Conf keys of the users and groups that may read and change a topology."""
 
 
 class StartingTopologies:
@@ -62,7 +61,7 @@ class StartingTopologies:
         if not confs:
             return None
         common: dict[str, list[str]] = {}
-        for key in _LISTS:
+        for key in USER_LIST_KEYS:
             allowed = set(confs[0][key])
             for conf in confs[1:]:
                 allowed &= conf[key]
@@ -71,14 +70,14 @@ class StartingTopologies:
 
     def _conf(self, topology: StartingTopology) -> dict[str, set[str]]:
         """The users and groups of one topology, as its staged conf has them."""
-        lists: dict[str, set[str]] = {key: set() for key in _LISTS}
+        lists: dict[str, set[str]] = {key: set() for key in USER_LIST_KEYS}
         try:
             document = json.loads(self._nimbus.blobs.read(staging_key(topology.token, "conf")))
         except (StormDagsterError, ValueError):
             # Its first stage has not ended.
             document = {}
         if isinstance(document, Mapping):
-            for key in _LISTS:
+            for key in USER_LIST_KEYS:
                 lists[key].update(str(name) for name in document.get(key) or ())
         if topology.owner:
             lists["topology.users"].add(topology.owner)
