@@ -82,12 +82,12 @@ class _Observer(threading.Thread):
         started = time.monotonic()
         ending_since: float | None = None
         # The first report is of the time before the tasks were made.
-        shown = self._topology_run.report
+        last_report = self._topology_run.report
         while not self._ended.wait(_OBSERVE_SECS):
             now = time.monotonic()
             report = self._topology_run.report
-            if report is not shown:
-                shown = report
+            if report is not last_report:
+                last_report = report
                 self._display.show(report)
             self._name_blocking_component(now)
             if self._limits.secs is not None and now - started > self._limits.secs:

@@ -58,17 +58,19 @@ def demand(workers: int, *slots: str, status: Any = "ACTIVE") -> list[SlotDemand
 
 
 def test_a_cluster_that_is_too_small_shows_in_wanted_and_held() -> None:
-    assert demand(3, "1,3,5", "2,4") == [SlotDemand("t", wanted=3, held=2, has_unplaced=False)]
+    assert demand(3, "1,3,5", "2,4") == [
+        SlotDemand("t", requested=3, assigned=2, has_unplaced=False)
+    ]
 
 
 def test_a_task_without_a_slot_is_unplaced() -> None:
-    assert demand(3, "1,3,5", "2") == [SlotDemand("t", wanted=3, held=2, has_unplaced=True)]
-    assert demand(3) == [SlotDemand("t", wanted=3, held=0, has_unplaced=True)]
+    assert demand(3, "1,3,5", "2") == [SlotDemand("t", requested=3, assigned=2, has_unplaced=True)]
+    assert demand(3) == [SlotDemand("t", requested=3, assigned=0, has_unplaced=True)]
 
 
 def test_workers_that_would_stay_empty_are_not_wanted() -> None:
     assert demand(40, "1", "2", "3", "4-5") == [
-        SlotDemand("t", wanted=4, held=4, has_unplaced=False)
+        SlotDemand("t", requested=4, assigned=4, has_unplaced=False)
     ]
 
 

@@ -48,11 +48,13 @@ def end_of_drain(state: DrainState) -> str | None:
             return "no worker was started yet"
         return f"all slots are empty after {state.seconds:.1f} s"
     ports = ", ".join(map(str, sorted(state.used_ports)))
-    left = f"the tasks in slots {ports} were not moved: they run elsewhere once this host is gone"
+    consequence = (
+        f"the tasks in slots {ports} were not moved: they run elsewhere once this host is gone"
+    )
     if state.is_hurried:
-        return f"a second signal ended the drain; {left}"
+        return f"a second signal ended the drain; {consequence}"
     if state.seconds >= state.max_secs:
-        return f"{state.max_secs:g} s (supervisor.drain.secs) have passed; {left}"
+        return f"{state.max_secs:g} s (supervisor.drain.secs) have passed; {consequence}"
     if state.alone_secs >= ALONE_SECS:
-        return f"every supervisor of the cluster drains, so that no host takes work; {left}"
+        return f"every supervisor of the cluster drains, so that no host takes work; {consequence}"
     return None

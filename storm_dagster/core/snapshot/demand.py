@@ -1,4 +1,4 @@
-"""Slots that topologies want and hold: the numbers by which a cluster is scaled."""
+"""Slots that topologies request and have: the numbers by which a cluster is scaled."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ class SlotDemand:
 
     name: str
     """Name of the topology."""
-    wanted: int
-    """Workers that it asks for: as many as it can use, without one for the topology master."""
-    held: int
-    """Slots that its assignment holds."""
+    requested: int
+    """Workers that it requests: as many as it can use, without one for the topology master."""
+    assigned: int
+    """Slots of its assignment."""
     has_unplaced: bool
     """True if a task has no slot."""
 
 
 def slot_demands(view: ClusterView) -> list[SlotDemand]:
-    """The demand of each topology, by id; one that is being killed wants none and is left out."""
+    """The demand of each topology, by id, without those that are being killed."""
     return [
         _demand_of(topology)
         for _, topology in sorted(view.topologies.items())
@@ -41,7 +41,7 @@ def _demand_of(topology: TopologyView) -> SlotDemand:
     tasks = topology.tasks.component_of().keys() if topology.tasks is not None else ()
     return SlotDemand(
         name=base.name,
-        wanted=min(base.workers, executors) if executors else base.workers,
-        held=len(topology.workers),
+        requested=min(base.workers, executors) if executors else base.workers,
+        assigned=len(topology.workers),
         has_unplaced=not placed.issuperset(tasks),
     )

@@ -243,19 +243,19 @@ class TopologySnapshot:
 
         Tuples are counted of all components, acks, failures and latency of spouts.
         """
-        every: list[Totals] = []
+        of_components: list[Totals] = []
         of_spouts: list[Totals] = []
         for part in self.components.values():
             if part.is_system and not include_sys:
                 continue
             totals = part.windows[window].totals(include_sys=include_sys)
-            every.append(totals)
+            of_components.append(totals)
             if part.kind == "spout":
                 of_spouts.append(totals)
         spouts = sum_totals(of_spouts)
         return Totals(
-            emitted=sum(totals.emitted for totals in every),
-            transferred=sum(totals.transferred for totals in every),
+            emitted=sum(totals.emitted for totals in of_components),
+            transferred=sum(totals.transferred for totals in of_components),
             acked=spouts.acked,
             failed=spouts.failed,
             complete_ns=spouts.complete_ns,

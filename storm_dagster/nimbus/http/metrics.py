@@ -145,8 +145,8 @@ class _ClusterMetrics(Collector):
         slots = sum(len(info.ports) for info in view.supervisors.values())
         yield _gauge("storm_slots_total", "Slots of live supervisors", slots)
         demands = slot_demands(view)
-        wanted = sum(demand.wanted for demand in demands)
-        yield _gauge("storm_slots_wanted", "Slots that topologies ask for", wanted)
+        requested = sum(demand.requested for demand in demands)
+        yield _gauge("storm_slots_wanted", "Slots that topologies ask for", requested)
         unplaced = sum(demand.has_unplaced for demand in demands)
         yield _gauge("storm_topologies_unplaced", "Topologies with a task without a slot", unplaced)
         draining = {info.host for info in view.supervisors.values() if info.draining}
