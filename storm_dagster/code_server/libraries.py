@@ -14,7 +14,6 @@ import sys
 from typing import Any
 
 from storm_dagster.host.forks import without_library_threads
-from storm_dagster.model.errors import typed_error_text
 from storm_dagster.security.settings import public_authorities
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -71,12 +70,12 @@ def load() -> None:
                 log.debug("runs load %s themselves", name, exc_info=True)
             # pyspark exits without a pandas that works.
             except (Exception, SystemExit) as error:
-                log.warning("runs load %s themselves: %s", name, typed_error_text(error))
+                log.warning("runs load %s themselves: %s: %s", name, type(error).__name__, error)
     try:
         # Each HTTP client of a run needs them.
         public_authorities()
     except Exception as error:
-        log.warning("runs load the certificate authorities themselves: %s", typed_error_text(error))
+        log.warning("runs load the certificate authorities themselves: %r", error)
     # Objects that the garbage collector does not visit stay in the pages that all forks share.
     gc.collect()
     gc.freeze()
@@ -104,7 +103,7 @@ def prepare_fork() -> None:
 
         numpy.random.seed()
     except Exception as error:
-        log.warning("NumPy's generator is not seeded: %s", typed_error_text(error))
+        log.warning("NumPy's generator is not seeded: %r", error)
 
 
 load()

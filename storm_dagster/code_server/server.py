@@ -23,7 +23,6 @@ import dagster as dg
 
 from storm_dagster.code_server.lost_runs import report_lost_runs
 from storm_dagster.host.forks import fork_folder
-from storm_dagster.model.errors import typed_error_text
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -198,8 +197,9 @@ def _report_lost_runs(socket: str, location: str) -> None:
     except Exception as error:
         # One line: a disk that is full, or a database that is away, is no fault of this process.
         log.warning(
-            "runs that an earlier code server has left behind are not reported: %s",
-            typed_error_text(error).partition("\n")[0],
+            "runs that an earlier code server has left behind are not reported: %s: %s",
+            type(error).__name__,
+            str(error).partition("\n")[0],
         )
 
 
@@ -219,9 +219,7 @@ def _storage_modules() -> list[str]:
             )
             modules = {type(part).__module__ for part in parts}
     except Exception as error:
-        log.info(
-            "runs load the modules of Dagster's storage themselves: %s", typed_error_text(error)
-        )
+        log.info("runs load the modules of Dagster's storage themselves: %r", error)
         return []
     return sorted(name for name in modules if is_dagsters_own(name))
 
