@@ -76,6 +76,12 @@ RETIRED: dict[tuple[str, str, str], str] = {
         ("python", "storm_dagster", name): f"a sensor of one's own; {_NO_USER}"
         for name in ("ZooKeeperChange", "build_zookeeper_sensor")
     },
+    **{
+        ("nimbus http", "POST /api/v1/topology/{id}/logconfig", f"200 {name}"): (
+            "200 namedLoggerLevels; it was described and never sent (CHANGELOG.md)"
+        )
+        for name in ("status", "topologyId", "topologyOperation")
+    },
 }
 """(kind, subject, name) of what is no longer there -> what took its place, and the reason."""
 
