@@ -100,7 +100,7 @@ class TestConf:
             normalize_conf(cluster, {"storm.local.dir": "/y"}, topology(), "i")
 
     def test_the_conf_of_a_component_is_stored_as_it_is_checked(self) -> None:
-        """A JSON writer may write 2 as 2.0; a Java class and a null under a default do not count."""
+        """A writer of JSON may write 2 as 2.0; a Java class and null do not count."""
         bolt_conf = {
             "topology.tasks": 2.0,
             "topology.message.timeout.secs": None,
