@@ -11,8 +11,8 @@ from storm_dagster.cli.options import Invocation
 from storm_dagster.cli.zookeeper_reading import check_by_zookeeper
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.core.host_problems import clock_problem
+from storm_dagster.host.clock import clock_ahead_of
 from storm_dagster.host.endpoints import ClusterFile
-from storm_dagster.http.clocks import clock_ahead_of
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.event_log import LATE_SECS, destination_remedy, event_log_text
 from storm_dagster.operations.read.exposures import HealthResult

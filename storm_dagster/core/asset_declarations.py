@@ -203,25 +203,26 @@ def decide_on_event(
     ``topology`` is the name of the topology. ``limited`` is its owner; ``None`` for an
     administrator's topology, whose undeclared assets are accepted with a warning for one release.
     """
-    is_declared = declared.declares(component, key)
-    if limited is None:
-        if is_declared:
-            return _ACCEPTED
+    subject = _subject(component)
+    if not declared.declares(component, key):
+        declared_text = declared.describe_declared(component)
+        if limited is not None:
+            text = f"{subject} does not declare it{declared_text}: {_REMEDY}"
+            return AssetDecision("refused", text)
         text = (
-            f"is not declared by {_subject(component)}{declared.describe_declared(component)}; it is stored, "
-            f"and the next release refuses it: {_REMEDY}"
+            f"is not declared by {subject}{declared_text}; it is stored, and the next release "
+            f"refuses it: {_REMEDY}"
         )
         return AssetDecision("warned", text)
-    if not is_declared:
-        text = f"{_subject(component)} does not declare it{declared.describe_declared(component)}: {_REMEDY}"
-        return AssetDecision("refused", text)
+    if limited is None:
+        return _ACCEPTED
     default_key = _default_key(topology, key)
     if any(prefix.covers(default_key) for prefix in limited.prefixes):
         return _ACCEPTED
     prefixes = ", ".join(str(prefix) for prefix in limited.prefixes) or "none"
     return AssetDecision(
         "refused",
-        f"{_subject(component)} declares it, and it is not below a prefix of the assets of user "
+        f"{subject} declares it, and it is not below a prefix of the assets of user "
         f"{limited.name!r} for topology {topology!r} ({PREFIXES_KEY}: {prefixes:.300}): report on "
         "an asset below one of them, or ask an administrator to add a prefix",
     )

@@ -47,3 +47,16 @@ def boot_id() -> str:
         import psutil
 
         return f"booted {psutil.boot_time():.0f}"
+
+
+def clock_ahead_of(
+    served_at: float, asked_at: float, answered_at: float, *, unit_secs: float = 0.0
+) -> float:
+    """Seconds by which this machine's clock is ahead of the one of a response.
+
+    Negative: behind it. 0 if the clocks may agree: ``served_at`` by the other clock, rounded down
+    to ``unit_secs``, is within the request's time by this clock.
+    """
+    if asked_at > served_at + unit_secs:
+        return asked_at - served_at - unit_secs
+    return min(0.0, answered_at - served_at)

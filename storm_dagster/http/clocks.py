@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
+from storm_dagster.host.clock import clock_ahead_of
+
 
 def clock_ahead_secs(headers: Mapping[str, str], asked_at: float) -> float | None:
     """Seconds by which this machine's clock is ahead of the one that wrote the header ``Date``.
@@ -17,16 +19,3 @@ def clock_ahead_secs(headers: Mapping[str, str], asked_at: float) -> float | Non
     except (KeyError, TypeError, ValueError):
         return None
     return round(clock_ahead_of(served_at, asked_at, time.time(), unit_secs=1.0), 1)
-
-
-def clock_ahead_of(
-    served_at: float, asked_at: float, answered_at: float, *, unit_secs: float = 0.0
-) -> float:
-    """Seconds by which this machine's clock is ahead of the one of a response.
-
-    Negative: behind it. 0 if the clocks may agree: ``served_at`` by the other clock, rounded down
-    to ``unit_secs``, is within the request's time by this clock.
-    """
-    if asked_at > served_at + unit_secs:
-        return asked_at - served_at - unit_secs
-    return min(0.0, answered_at - served_at)
