@@ -15,7 +15,11 @@ from storm_dagster.cli.output import (
     print_table,
     utc_time,
 )
+from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import InvalidRequest
+
+_MAX_PAGE = 1000
+"""Entries of a page at most."""
 
 _after_option = click.option("--after", metavar="TASK:N", help="Continue after an earlier page.")
 
@@ -26,7 +30,7 @@ _after_option = click.option("--after", metavar="TASK:N", help="Continue after a
 @click.argument("key", required=False)
 @click.option(
     "--limit",
-    type=click.IntRange(1, 1000),
+    type=click.IntRange(1, _MAX_PAGE),
     default=100,
     show_default=True,
     help="Largest number of entries.",
@@ -61,7 +65,7 @@ def state(
         notify(f"more: --after {document['next']}")
 
 
-def _without_nulls(query: dict[str, Any]) -> dict[str, Any]:
+def _without_nulls(query: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in query.items() if value is not None}
 
 
@@ -70,7 +74,7 @@ def _without_nulls(query: dict[str, Any]) -> dict[str, Any]:
 @click.option("--component", metavar="SPOUT", help="Only those of one spout.")
 @click.option(
     "--limit",
-    type=click.IntRange(1, 1000),
+    type=click.IntRange(1, _MAX_PAGE),
     default=100,
     show_default=True,
     help="Largest number of dead letters.",
@@ -114,63 +118,82 @@ def dead_letters(
 
     These are tuples that failed too often, each with its last error.
     """
-    if replay and export is not None:
+    _check_dead_letter_options(
+        replay=replay,
+        exports=export is not None,
+        delete=delete,
+        has_age=older_than is not None,
+        all_letters=all_letters,
+    )
+    # They take all dead letters, and not one page.
+    is_whole = replay or delete or export is not None
+    query = {
+        "component": component,
+        "limit": str(_MAX_PAGE if is_whole else limit),
+        "after": after,
+        "older_secs": str(older_than or 0) if delete else None,
+    }
+    path = f"/v1/topologies/{name}/dead-letters"
+    method = "GET"
+    if replay or delete:
+        path = f"{path}/{'replay' if replay else 'delete'}"
+        method = "POST"
+    with invocation.nimbus() as nimbus:
+        letters, document = _read_dead_letters(nimbus, method, path, query, is_whole=is_whole)
+    topology_id = document["id"]
+    count = len(letters)
+    if export is not None:
+        export.writelines(json.dumps(letter) + "\n" for letter in letters)
+        text = f"{count} dead letters of {topology_id} exported"
+        print_line(invocation.json, {"id": topology_id, "exported": count}, text)
+    elif replay:
+        text = f"{count} dead letters of {topology_id} are emitted again"
+        print_line(invocation.json, {"id": topology_id, "replayed": count}, text)
+    elif delete:
+        text = f"{count} dead letters of {topology_id} are deleted"
+        print_line(invocation.json, {"id": topology_id, "deleted": count}, text)
+    elif invocation.json:
+        print_json(document)
+    else:
+        _print_dead_letters(document)
+
+
+def _check_dead_letter_options(
+    *, replay: bool, exports: bool, delete: bool, has_age: bool, all_letters: bool
+) -> None:
+    """Refuse options that exclude each other, and a deletion without its extent."""
+    if replay and exports:
         raise InvalidRequest("--replay and --export exclude each other: export first")
-    if delete and (replay or export is not None):
+    if delete and (replay or exports):
         raise InvalidRequest("--delete excludes --replay and --export: export first")
-    has_age = older_than is not None
     if delete != (has_age or all_letters) or (has_age and all_letters):
         raise InvalidRequest(
             "--delete needs either --older-than SECS or --all, which no other request takes"
         )
-    path = f"/v1/topologies/{name}/dead-letters"
-    method = "GET"
-    older_secs: str | None = None
-    if replay:
-        path = f"{path}/replay"
-        method = "POST"
-    if delete:
-        path = f"{path}/delete"
-        method = "POST"
-        older_secs = str(older_than or 0)
-    # They take all dead letters, and not one page.
-    is_whole = replay or delete or export is not None
-    page_size = 1000 if is_whole else limit
+
+
+def _read_dead_letters(
+    nimbus: NimbusClient,
+    method: str,
+    path: str,
+    query: Mapping[str, str | None],
+    *,
+    is_whole: bool,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The dead letters of one page, or with ``is_whole`` of all, and the document of the last."""
     letters: list[dict[str, Any]] = []
-    with invocation.nimbus() as nimbus:
-        while True:
-            query = {
-                "component": component,
-                "limit": str(page_size),
-                "after": after,
-                "older_secs": older_secs,
-            }
-            document = nimbus.request(method, path, params=_without_nulls(query)).json()
-            letters += document["letters"]
-            after = document["next"]
-            if after is None or not is_whole:
-                break
-    topology_id = document["id"]
-    if export is not None:
-        export.writelines(json.dumps(letter) + "\n" for letter in letters)
-        result = {"id": topology_id, "exported": len(letters)}
-        text = f"{len(letters)} dead letters of {topology_id} exported"
-        print_line(invocation.json, result, text)
-        return
-    if replay:
-        result = {"id": topology_id, "replayed": len(letters)}
-        text = f"{len(letters)} dead letters of {topology_id} are emitted again"
-        print_line(invocation.json, result, text)
-        return
-    if delete:
-        result = {"id": topology_id, "deleted": len(letters)}
-        print_line(
-            invocation.json, result, f"{len(letters)} dead letters of {topology_id} are deleted"
-        )
-        return
-    if invocation.json:
-        print_json(document)
-        return
+    after = query["after"]
+    while True:
+        page_query = {**query, "after": after}
+        document = nimbus.request(method, path, params=_without_nulls(page_query)).json()
+        letters += document["letters"]
+        after = document["next"]
+        if after is None or not is_whole:
+            return letters, document
+
+
+def _print_dead_letters(document: Mapping[str, Any]) -> None:
+    """Print a page of dead letters as a table."""
     columns = [
         "spout",
         "task",
@@ -182,9 +205,10 @@ def dead_letters(
         "values",
         "replayed",
     ]
+    letters = document["letters"]
     print_table("", columns, map(_letter_row, letters))
     if not letters:
-        click.echo(f"{topology_id} has no dead letters")
+        click.echo(f"{document['id']} has no dead letters")
     if document["next"]:
         notify(f"more: --after {document['next']}")
 
