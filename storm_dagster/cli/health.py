@@ -155,12 +155,12 @@ def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[s
         if state == "frozen":
             name = "dev" if is_dev else f"{record.role} {record.id}"
             effect = f"is frozen, {unwatched}" if is_dev else "is frozen"
-            remedy = f"`kill -CONT {record.pid}` lets it go on"
+            remedy = f"`kill -CONT {record.pid}` lets it continue"
             lines.append(f"{name} (pid {record.pid}) {effect}: {remedy}")
         elif is_dev and state == "dead" and is_anything_alive:
             lines.append(
                 f"dev (pid {record.pid}) has ended without ending its cluster, {unwatched}: "
                 f"`storm-dagster stop --home {home}`, then `storm-dagster dev --home {home}`;"
-                " its topologies go on"
+                " its topologies continue"
             )
     return lines

@@ -113,7 +113,7 @@ def remedy_without_leader(states: str) -> str:
     if _NO_LEADER in states:
         return "one will lead in a few seconds, try again; `storm-dagster doctor` names the problem"
     if NOTHING_SENT in states:
-        return "do what is said there; `storm-dagster doctor --security` says more"
+        return "follow the remedy in that message; `storm-dagster doctor --security` has details"
     if "Timeout" in states:
         return (
             "it is there and does not answer, because it is frozen or overloaded: "

@@ -74,7 +74,7 @@ class _DagsterSilence:
             self._progress(_DAGSTER_STEP, "does not respond")
         if now >= min(deadline, self._since + self._max_secs):
             raise RunContinues(
-                f"run {self._run_id} may still go on, but {error.message}"
+                f"run {self._run_id} may still continue, but {error.message}"
             ) from error
 
     def end(self) -> None:
@@ -195,7 +195,7 @@ def find_topology(nimbus: NimbusClient, name: str) -> dict[str, Any] | None:
 def list_operations(nimbus: NimbusClient) -> list[dict[str, Any]]:
     """Return the rows of ``GET /v1/operations``.
 
-    A nimbus of the previous release lacks it: then there are none.
+    A nimbus of the release before lacks it: then there are none.
     """
     try:
         document = nimbus.get("/v1/operations")

@@ -110,5 +110,5 @@ def authorize(
         checked_conf = topology_conf
     if checked_conf is None or not _is_listed(caller, checked_conf, users, groups):
         raise NotAuthorized(
-            f"user {caller} may not do this: an administrator can add the user to {keys}"
+            f"user {caller} is not allowed to do this: an administrator can add the user to {keys}"
         )

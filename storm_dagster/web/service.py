@@ -68,7 +68,7 @@ def dagster_application(workspaces: Sequence[Path]) -> Iterator[ASGIApp]:
 def _unfit(error: Exception) -> Unavailable:
     return Unavailable(
         f"Dagster's web application does not fit: Dagster {dg.__version__} ({error_text(error)}). "
-        "The UI does not start, because the stock dagster-webserver lets everybody in: "
+        "The UI does not start, because the stock dagster-webserver accepts every client: "
         f"install dagster {TESTED_DAGSTER}, or protect the stock server yourself "
         "(docs/security.md) and set dagster.graphql.url"
     )

@@ -73,7 +73,7 @@ def refuse_open_root(session: ZkSession) -> None:
         acl, _ = result
         if _all_may_change(acl):
             raise Conflict(
-                f"{node} in ZooKeeper at {session.hosts} may be changed by everybody "
+                f"{node} in ZooKeeper at {session.hosts} may be changed by every client "
                 "(world:anyone) although this cluster has a secret: stop it and close its nodes "
                 "with `storm-dagster daemon zookeeper secure`, or use a new storm.zookeeper.root"
             )
@@ -306,7 +306,7 @@ def create_cluster_root(state: ClusterState, cluster_id: str) -> None:
     for _ in range(10):
         if find_cluster_id(state) is not None:
             check_cluster_id(state, cluster_id)
-            # A root of an older release may lack some of them.
+            # A root of an earlier release may lack some of them.
             for path in paths.FIRST_LEVEL:
                 state.mkdirs(path)
             return

@@ -75,7 +75,7 @@ def normalize_root(root: str) -> str:
         raise InvalidRequest(f"storm.zookeeper.root {root!r} must start with '/'")
     parts = [part for part in root.split("/") if part]
     if "." in parts or ".." in parts:
-        raise InvalidRequest(f"storm.zookeeper.root {root!r} may not hold '.' or '..'")
+        raise InvalidRequest(f"storm.zookeeper.root {root!r} must not contain '.' or '..'")
     return "".join("/" + part for part in parts)
 
 

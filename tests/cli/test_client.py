@@ -513,7 +513,9 @@ def test_the_wait_for_a_run_outlives_a_short_silence_of_dagster(
     assert document["status"] == "SUCCESS"
     assert steps == [("Dagster", "does not respond"), ("Dagster", "SUCCESS")]
     with NimbusClient([peer.url], launch_secs=0.5) as nimbus:
-        with pytest.raises(Unavailable, match="run r2 may still go on, but Dagster did not answer"):
+        with pytest.raises(
+            Unavailable, match="run r2 may still continue, but Dagster did not answer"
+        ):
             wait_for_run(nimbus, "r2", deadline=time.monotonic() + 60)
 
 

@@ -46,16 +46,16 @@ def test_every_entrance_refuses_what_belongs_to_all(
     world: World, conf: dict[str, Any], source: str
 ) -> None:
     (key,) = conf
-    with pytest.raises(NotAuthorized, match=f"'ann' may not set {key} "):
+    with pytest.raises(NotAuthorized, match=f"'ann' must not set {key} "):
         submit_as(world, "evil", "ann", conf, source)
     # A gray upgrade needs a topology master that is alone in its worker.
     fair = {"topology.workers": 2, "topology.master.single.worker": True}
     submit_as(world, "fair", "ann", fair, source)
     before = world.named("fair")
     handle = upload(world, "h-new", "ann", {**fair, **conf}, source)
-    with pytest.raises(NotAuthorized, match=f"may not set {key} "):
+    with pytest.raises(NotAuthorized, match=f"must not set {key} "):
         lifecycle.update(world.context(), "fair", token="u", handle=handle)
-    with pytest.raises(NotAuthorized, match=f"may not set {key} "):
+    with pytest.raises(NotAuthorized, match=f"must not set {key} "):
         lifecycle.gray_upgrade(
             world.context(), "fair", Selection(number=1), handle=handle, token="g"
         )

@@ -44,7 +44,7 @@ def test_an_update_of_a_limited_user_keeps_the_owner(world: World) -> None:
         )
         world.blobs.put(upload_key(part, "submitter"), b"mallory")
         (running,) = world.cluster.load_view().topologies.values()
-        with pytest.raises(NotAuthorized, match=r"'mallory' may not change topology\.users"):
+        with pytest.raises(NotAuthorized, match=r"'mallory' must not change topology\.users"):
             update_differences(world.context(), running, part)
         with pytest.raises(NotAuthorized):
             lifecycle.update(world.context(), "wc", token=f"t-{part}", handle=part)

@@ -275,7 +275,7 @@ def test_another_dagster_has_no_ui_rather_than_an_open_one(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         Unavailable,
-        match=r"The UI does not start, because the stock dagster-webserver lets everybody in",
+        match=r"The UI does not start, because the stock dagster-webserver accepts every client",
     ):
         service.serve(
             {"storm.local.hostname": "localhost"}, [tmp_path / "w.yaml"], None, 1, threading.Event()

@@ -64,5 +64,5 @@ def test_lists_of_a_topology_stay_as_they_are() -> None:
     for given in ({}, {"topology.users": ["bob"]}, {"topology.submitter.user": "bob"}):
         assert limited_conf("bob", given, former) == former
     for key in ("topology.users", "topology.groups"):
-        with pytest.raises(NotAuthorized, match=f"'bob' may not change {key}"):
+        with pytest.raises(NotAuthorized, match=f"'bob' must not change {key}"):
             limited_conf("bob", {key: ["mallory"]}, former)

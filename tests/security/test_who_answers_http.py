@@ -223,7 +223,9 @@ def test_the_next_seed_is_tried_and_the_reason_is_shown_at_the_end(
         thread.join()
     with (
         NimbusClient([other.url, "http://127.0.0.1:1"], patience=0.0) as nimbus,
-        pytest.raises(Unavailable, match=r"nobody.*ConnectError.*do what is said there"),
+        pytest.raises(
+            Unavailable, match=r"nobody.*ConnectError.*follow the remedy in that message"
+        ),
     ):
         nimbus.get("/v1/cluster")
     assert other.received() == b""

@@ -203,7 +203,7 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Problems:
             yield (
                 f"process {process.pid}",
                 f"runs in {slot.key} for {process.topology_id}, "
-                "whose assignment names that slot no more",
+                "whose assignment no longer names that slot",
             )
 
 
@@ -415,12 +415,12 @@ def _assignment_was_rewritten(former: TopologyView, topology: TopologyView) -> b
     remedy="`storm-dagster restart NAME`",
 )
 def rebalances_end(snapshot: ClusterSnapshot) -> Problems:
-    """No rebalance waits for ever."""
+    """No rebalance waits permanently."""
     for topology in visible(snapshot.view):
         if topology.id in snapshot.rebalance_requests and topology.base.status != "REBALANCING":
             yield (
                 title(topology),
-                f"is {topology.base.status}, but a rebalance stands below it for ever",
+                f"is {topology.base.status}, but a rebalance stays below it permanently",
             )
 
 

@@ -81,7 +81,7 @@ def submitted_keys(submitted: Conf) -> tuple[str, ...]:
 def stored_document(conf: Conf, keys: Collection[str]) -> dict[str, Any]:
     """Add the submitted ``keys`` to the normalized ``conf``, for storing it.
 
-    Daemons of the previous release read the keys there; without them, their updates keep no key.
+    Daemons of the release before read the keys there; without them, their updates keep no key.
     """
     document = dict(conf)
     if keys:
@@ -92,7 +92,7 @@ def stored_document(conf: Conf, keys: Collection[str]) -> dict[str, Any]:
 def submitted_keys_in(document: Conf) -> tuple[str, ...]:
     """Read the submitted keys from a code's stored conf.
 
-    A topology of an older release has its submitted keys only there.
+    A topology of an earlier release has its submitted keys only there.
     """
     return tuple(document.get(SUBMITTED_KEYS) or ())
 
@@ -137,8 +137,8 @@ def limited_conf(user: str, submitted: Conf, former: Conf | None) -> dict[str, A
     for key in USER_LIST_KEYS:
         if not set(submitted.get(key) or ()) <= set(former.get(key) or ()):
             raise NotAuthorized(
-                f"user {user!r} may not change {key} of a topology: an administrator can, or leave "
-                "it out"
+                f"user {user!r} must not change {key} of a topology: an administrator can, or "
+                "leave it out"
             )
     return _former_owner(former)
 

@@ -97,6 +97,6 @@ def _is_free(key: str, value: Any, current: Mapping[str, Any]) -> bool:
 
 def _refusal(user: str, key: str, place: str) -> NotAuthorized:
     return NotAuthorized(
-        f"user {user!r} may not set {key} ({place}): it concerns the topologies of others; leave "
+        f"user {user!r} must not set {key} ({place}): it concerns the topologies of others; leave "
         "it out, or ask an administrator to submit"
     )

@@ -401,8 +401,8 @@ def check_begin(base: StormBase, snapshot: UpgradeSnapshot) -> None:
     """
     if snapshot.phase not in ("ended", "rolling back"):
         raise Conflict(
-            f"topology {base.name!r} is being upgraded already: go on without new code, complete "
-            "the upgrade, or roll it back"
+            f"topology {base.name!r} is being upgraded already: continue without new code, "
+            "complete the upgrade, or roll it back"
         )
     apply_event(base, "upgrade")
     check_master_alone(snapshot)

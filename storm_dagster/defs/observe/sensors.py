@@ -372,7 +372,7 @@ def leader_sensor(
         http = leader_record.http
     state = digest([leader, epoch, followers])
     if state == cursor.get("state") or not _due(cursor, now):
-        return dg.SkipReason(f"{leader or 'nobody'} leads, epoch {epoch}: nothing new")
+        return dg.SkipReason(f"{leader or 'no nimbus'} leads, epoch {epoch}: nothing new")
     observation = dg.AssetObservation(
         asset_key=zookeeper.asset_key(NIMBUS),
         metadata={
@@ -386,7 +386,7 @@ def leader_sensor(
         },
     )
     return dg.SensorResult(
-        skip_reason=dg.SkipReason(f"observed that {leader or 'nobody'} leads, epoch {epoch}"),
+        skip_reason=dg.SkipReason(f"observed that {leader or 'no nimbus'} leads, epoch {epoch}"),
         asset_events=[observation],
         cursor=json.dumps({"state": state, **_last_observed(cursor, now)}),
     )

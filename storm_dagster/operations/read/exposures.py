@@ -210,7 +210,7 @@ def _servers(place: ClusterPlace) -> Iterator[HealthResult]:
     for entry in conf[PLAINTEXT_PEERS]:
         yield (
             "warning",
-            f"{entry} is called without TLS: whoever is on the way reads and changes what is sent",
+            f"{entry} is called without TLS: every host on the way can read and change messages",
             f"use TLS, then remove it from {PLAINTEXT_PEERS}",
         )
     for user in conf[PEER_USERS]:

@@ -275,7 +275,7 @@ class ClusterPages:
         view = self._reader.view()
         topologies_of = topologies_by_owner(view, owner)
         if owner is not None and not topologies_of:
-            raise KeyNotFound(f"nobody called {owner!r:.80} owns a topology")
+            raise KeyNotFound(f"no user {owner!r:.80} owns a topology")
         rows: list[dict[str, Any]] = []
         for name, topologies in topologies_of.items():
             size = TopologySize.of(*topologies)
