@@ -31,7 +31,7 @@ class ListedVerb(NamedTuple):
 
 
 class FormerVerb(NamedTuple):
-    """A verb of the previous release, which this release still accepts."""
+    """A verb of the release before, which this release still accepts."""
 
     module: str
     """Module of this package whose ``COMMANDS`` have its command."""
@@ -92,9 +92,9 @@ FORMER_VERBS: dict[str, FormerVerb] = {
     "web": FormerVerb("daemon_verbs", "daemon web"),
     "warm-runs": FormerVerb("daemon_verbs", "daemon code"),
 }
-"""Verb of the previous release -> its module, and the verb to use instead.
+"""Verb of the release before -> its module, and the verb to use instead.
 
-It is not listed. Options, output and exit codes are those of the previous release.
+It is not listed. Options, output and exit codes are those of the release before.
 """
 
 _ROLES = ("zookeeper", "spark", "nimbus", "supervisor", "worker", "web", "code", "warm-runs")

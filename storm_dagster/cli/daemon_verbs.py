@@ -1,7 +1,7 @@
 """``daemon ROLE``: one process for each role.
 
 The roles are ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``web`` and
-``code``. In the previous release each was a verb (``FORMER_VERBS`` of :mod:`.app`).
+``code``. In the release before each was a verb (``FORMER_VERBS`` of :mod:`.app`).
 """
 
 import logging
@@ -523,7 +523,7 @@ daemon = verb_group(
 
 COMMANDS: Mapping[str, click.Command] = {
     "daemon": daemon,
-    # Each role was a verb in the previous release.
+    # Each role was a verb in the release before.
     "zookeeper": zookeeper,
     "spark": spark,
     "nimbus": nimbus,

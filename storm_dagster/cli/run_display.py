@@ -92,7 +92,7 @@ class LineDisplay:
 
 
 class LiveDisplay:
-    """A table on a terminal that is drawn anew with each report."""
+    """A table on a terminal that is drawn with each report."""
 
     def __init__(self) -> None:
         from rich.console import Console

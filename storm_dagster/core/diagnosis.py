@@ -108,7 +108,7 @@ def _upgrades(topology: TopologySnapshot) -> Iterator[Finding]:
     failed = topology.failed_upgrade
     if failed is None:
         return
-    # Without a time it was ended by a leader of an older release.
+    # Without a time it was ended by a leader of an earlier release.
     when = ""
     row_name = "failed-upgrade"
     if failed.ended_secs:

@@ -219,8 +219,8 @@ def remove_events(
 def is_ahead(head: EventLogHead, number: int) -> bool:
     """True if the log has had no event of that number, though its reader names it.
 
-    So it is after ZooKeeper was restored from a backup: the log counts again from the number of the
-    backup, and the events that wait are others than those that the reader has.
+    This happens after ZooKeeper was restored from a backup: the log counts once more from the
+    number of the backup, and the events that wait are others than those that the reader has.
     """
     return number >= head.next
 

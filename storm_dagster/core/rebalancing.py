@@ -54,7 +54,7 @@ def unsteady_reason(
 
 
 class Spread(NamedTuple):
-    """How unevenly the tasks of a topology are spread, by two measures; 0 is even."""
+    """Unevenness of the tasks of a topology, by two measures; 0 is even."""
 
     fullest_worker: float
     """Tasks of the fullest worker beyond its fair share, in fair shares."""

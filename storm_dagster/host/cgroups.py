@@ -21,7 +21,7 @@ from storm_dagster.host.processes import signal_exactly, start_ticks
 FOLDER = "storm_dagster"
 """Name of the folder that holds the cgroups of workers."""
 JOIN = b"0"
-"""What a process writes to the members of a cgroup to join it."""
+"""Content that makes a process join a cgroup, written to its file of members."""
 _MAX_ROUNDS = 20
 """Rounds of signals for a cgroup whose processes fork faster than they are ended."""
 _MEMBERS = "cgroup.procs"

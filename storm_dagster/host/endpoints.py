@@ -121,7 +121,7 @@ def home_dir(explicit: str | os.PathLike[str] | None = None) -> Path:
 DEV_FILE = "dev.json"
 """File of HOME with the conf and the ports of its newest ``dev``; it outlives the cluster."""
 _FORMER_PORTS = "ports.json"
-"""File of the ports in an older release, whose ``dev.json`` was only the conf."""
+"""File of the ports in an earlier release, whose ``dev.json`` was only the conf."""
 
 
 class DevFile(BaseModel):
@@ -149,7 +149,7 @@ class DevFile(BaseModel):
     def write(self, home: Path) -> None:
         """Replace ``home/dev.json`` atomically.
 
-        The file of ports of an older release is removed.
+        The file of ports of an earlier release is removed.
         """
         # The conf may contain the cluster's secret.
         write_atomically(home / DEV_FILE, self.model_dump_json() + "\n", mode=0o600)
@@ -159,15 +159,15 @@ class DevFile(BaseModel):
     def read(home: Path) -> "DevFile":
         """Read the file of ``home``; empty without one.
 
-        The two files of an older release are accepted, too. Raises :class:`Corrupt` if the file is
-        damaged.
+        The two files of an earlier release are accepted, too. Raises :class:`Corrupt` if the file
+        is damaged.
         """
         path = home / DEV_FILE
         document = _json_map(path)
         if document is None:
             return DevFile(conf={}, ports=_former_ports(home))
         if document.keys() != {"conf", "ports"}:
-            # A conf of an older release, whose keys have dots.
+            # A conf of an earlier release, whose keys have dots.
             return DevFile(conf=document, ports=_former_ports(home))
         try:
             return DevFile.model_validate(document)
@@ -192,7 +192,7 @@ def _json_map(path: Path) -> dict[str, Any] | None:
 
 
 def _former_ports(home: Path) -> dict[str, Any]:
-    """Ports in the file of an older release.
+    """Ports in the file of an earlier release.
 
     Empty if the file is missing or damaged.
     """

@@ -60,7 +60,10 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     restarts: int = 0
     """Requested restarts of the topology when the process was started."""
     started: float = 0.0
-    """When the supervisor started it, by the boot clock, seconds; a spare's process is older."""
+    """Time of its start by the supervisor, by the boot clock, in seconds.
+
+    The process of a spare is older.
+    """
     heartbeat_path: str
     """File that the worker's heartbeat thread replaces every
     ``worker.heartbeat.frequency.secs``.

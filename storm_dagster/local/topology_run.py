@@ -75,7 +75,7 @@ class TopologyRun:
     shown: Collection[str] = ()
     """Components whose last tuples are in the reports."""
     cluster_spark: ClusterSpark = field(default_factory=ClusterSpark)
-    """What the cluster's conf says of Spark Connect."""
+    """Servers of Spark Connect in the cluster's conf."""
     on_event: Callable[[DagsterEvent], None] = lambda event: None
     """Called with each report to Dagster, in the loop."""
     report_secs: float = 1.0
@@ -83,10 +83,10 @@ class TopologyRun:
 
     def __post_init__(self) -> None:
         self.passes = 0
-        """Number of passes of the loop; a number that stands still means a blocked loop."""
+        """Number of passes of the loop; a number that does not grow means a blocked loop."""
         self._woken = threading.Event()
         self._end = ""
-        """Reason for the end; empty while the run goes on."""
+        """Reason for the end; empty while the run continues."""
         self._errors = 0
         self._events = 0
         self._failed_starts: set[int] = set()

@@ -152,7 +152,7 @@ class ConfKey:
     choices: Collection[str] = ()
     """Valid values; empty: all of the kind."""
     setter: Setter = field(kw_only=True)
-    """Who may set it: the cluster's conf alone, an administrator's topology, or any topology."""
+    """Conf that may set it: the cluster's alone, an administrator's topology, or any topology."""
     worker: bool = field(kw_only=True)
     """True if workers read it, so that supervisors hand them the cluster's value."""
     secret: bool = False

@@ -31,8 +31,8 @@ TOKEN_TAG = "storm/token"
 
 REQUEST_TAG = "storm/request"
 """Run tag: the request of a change of a topology, by which the leader finds the run that it
-launched. A run with it executes the change, also of a verb that the leader executes: a leader of a
-former release launched it.
+launched. A run with it executes the change, also of a verb that the leader executes: a leader of an
+earlier release launched it.
 """
 
 RECORDED_TAG = "storm/recorded"

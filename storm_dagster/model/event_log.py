@@ -161,7 +161,7 @@ class TakenEvent(msgspec.Struct, frozen=True):
     topology: str
     """Id of the topology that reported it."""
     component: str | None
-    """Component that reported it; ``None``: a worker of a former release does not say."""
+    """Component that reported it; ``None``: a worker of an earlier release does not say."""
     task: int | None
     at: int
     """Epoch seconds at which it was taken."""

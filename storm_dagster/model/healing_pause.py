@@ -15,7 +15,7 @@ MAX_PAUSE_SECS = 86_400
 class HealingPause(Record):
     """``/healing_pause``: operators have paused healing.
 
-    The leader deletes it at its end; daemons of a release before do not know it, and heal.
+    The leader deletes it at its end; daemons of the release before do not know it, and heal.
     """
 
     since_ms: Annotated[int, Field(ge=0, lt=253_402_300_800_000)]

@@ -56,7 +56,7 @@ def url_host(host: str) -> str:
 def check_topology_name(name: object, *, is_new: bool = True) -> str:
     """The name of a topology, checked.
 
-    Without ``is_new`` the first character may be any: a topology that a former release accepted
+    Without ``is_new`` the first character may be any: a topology that an earlier release accepted
     keeps its name when its code is replaced. :class:`InvalidTopology` names the reason.
     """
     checked_name = check_topology_reference(name)

@@ -21,7 +21,7 @@ class TokenRecord(Record):
     """
     verb: Literal["submit", "update"] = "submit"
     started_secs: int = 0
-    """Epoch seconds of its acceptance; 0: a former release wrote the record."""
+    """Epoch seconds of its acceptance; 0: an earlier release wrote the record."""
     request: dict[str, Any] = {}
     """Fields of the request, with which a leader launches the run if there is none. Empty: no
     leader launches it, because the error told the caller to repeat the request, or a run wrote the

@@ -1,6 +1,7 @@
-"""What a Dagster run of a verb has done, as tags of the run.
+"""Result of a verb's Dagster run, as tags of the run.
 
-The run writes them; nimbus reads them for ``GET /v1/runs/ID``, and so the command line has them.
+The run writes them; nimbus reads them for ``GET /v1/runs/ID``, from which the command line has
+them.
 """
 
 import json
@@ -49,7 +50,7 @@ class RunResult:
 
     @staticmethod
     def of_tags(tags: Mapping[str, str]) -> "RunResult":
-        """The result in the tags of a run; anybody may have changed them."""
+        """The result in the tags of a run, which users can change."""
         outcome = tags.get(OUTCOME_TAG)
         # A run that rebalance_schedule launched has the planned number from its begin.
         moved = tags.get(MOVED_TAG, "") if outcome is not None else ""

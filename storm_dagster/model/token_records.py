@@ -21,6 +21,6 @@ class AccessTokenRecord(Record):
     expires_secs: int
     """End (epoch seconds)."""
     made_secs: int
-    """When it was recorded (epoch seconds), by the leader's clock."""
+    """Time of its record (epoch seconds), by the leader's clock."""
     made_by: str = Field(default="", max_length=200)
     """User who asked for it."""

@@ -25,7 +25,7 @@ class UnreportedEvents(Record):
 
     events: tuple[UnreportedEvent, ...] = Field(default=(), alias="deeds")
     requests: tuple[str, ...] = ()
-    """Requests that a leader of a former release executed itself while Dagster was late. A run of
+    """Requests that a leader of an earlier release executed itself while Dagster was late. A run of
     such a request, with the request as its tag ``storm/request``, makes no change. This release
     only keeps them.
     """

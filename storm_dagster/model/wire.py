@@ -113,7 +113,10 @@ class Frame(msgspec.Struct, array_like=True):
     shuffling.
     """
     full: list[str] | None = None
-    """With ``pressure``: the full components. ``None``, from an older release: all spouts wait."""
+    """With ``pressure``: the full components.
+
+    ``None``, from an earlier release: all spouts wait.
+    """
     to: str = ""
     """Start token of the receiver, if the sender knows it: the worker that replaces that one
     refuses tracked tuples.
@@ -125,13 +128,13 @@ class Frame(msgspec.Struct, array_like=True):
     reasons: list[tuple[int, int, str, str]] = []
     """(root of ``fails`` or ``failed``, task that failed it, its component, why)."""
     losses: list[tuple[int, list[int]]] = []
-    """(acker task, roots that a task or worker which stops has parts of); an older release lets
+    """(acker task, roots that a task or worker which stops has parts of); an earlier release lets
     them time out.
     """
     away: list[str] | None = None
     """With ``pressure``: those of ``full`` that wait for an external system.
 
-    An older release lets the tuples that wait for them time out.
+    An earlier release lets the tuples that wait for them time out.
     """
 
 

@@ -203,7 +203,7 @@ def server_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
         return None
     listener = _find_socket(server, ("::" if ":" in server[0] else "0.0.0.0", _ANY_PORT))
     # Once more: if it still waits, then in the backlog of the socket that listened in between. It
-    # may have been accepted, and the port taken by somebody else.
+    # may have been accepted, and the port taken by another process.
     held = _find_socket(server, client)
     if held is not None and held.has_process:
         return held.user

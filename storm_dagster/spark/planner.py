@@ -178,7 +178,7 @@ class ConnectPlanner:
                     self.deadline_secs, f"Spark at {self.remote}", lambda: self._plan(batch)
                 )
             except Exception:
-                # The next call attaches anew: this session may be the reason.
+                # The next call attaches once more: this session may be the reason.
                 self.close()
                 raise
 
@@ -237,9 +237,9 @@ class ConnectPlanner:
 def _choose_optimizations(session: "SparkSession", batch: PlacementBatch) -> None:
     """Switch the optimizations of large queries on or off, for the size of the batch.
 
-    For a small batch, Spark compiles Java code and plans stages anew for longer than the job runs:
-    without both, a placement takes 0.2 s instead of 0.3 s. The setting is the pinned session's,
-    which other processes use as well, so it is set each time.
+    For each batch, Spark compiles Java code and plans stages, which takes longer than the job of a
+    small batch: without both, a placement takes 0.2 s instead of 0.3 s. The setting is the pinned
+    session's, which other processes use as well, so it is set each time.
     """
     tasks = sum(len(topology.tasks) for topology in batch.topologies)
     is_large = tasks > _SMALL_TASKS

@@ -106,7 +106,7 @@ def ask_keys(
     timeout_secs: float,
     trusted: TrustedServers | None = None,
 ) -> KeysResult:
-    """What a session with the server at the URL says about ``keys``.
+    """Result of a session with the server at the URL for the ``keys``.
 
     Keys that are misspelled are looked for only if none is refused.
 

@@ -204,7 +204,7 @@ class Supervisor:
         """Run until ``stop`` is set, and do with the workers as ``supervisor.on.term`` says.
 
         ``hurry`` ends a drain early. If this host's address is no longer its own, the workers
-        continue in any case: no host reaches them, and this process has to start anew.
+        continue in any case: no host reaches them, and this process has to be replaced.
         """
         self._loop.passed()
         self._log_service.start(

@@ -295,7 +295,7 @@ class DevCluster:
     def _make_class_data(self) -> None:
         """Make the class data of later starts in the background, if it does not exist.
 
-        It ends with the cluster: the next one then begins anew.
+        It ends with the cluster: the next one then makes it from the beginning.
         """
         from storm_dagster.cli.dev.class_data import is_class_data_missing
 

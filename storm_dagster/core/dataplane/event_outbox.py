@@ -197,7 +197,7 @@ class EventOutbox(Generic[H]):
         return dropped
 
     def postpone_expiry(self, now: float) -> None:
-        """Begin the waiting time of all tuples anew.
+        """Begin the waiting time of all tuples once more.
 
         For the time in which no message timeout runs at their spouts.
         """

@@ -461,7 +461,7 @@ class Partitioning:
                         window_tuples.append((entry, owner))
             self._add_values(index, contents, share, several)
             self._add_ids(index, contents, share)
-        # By identity: the sort mixes the tuples of several tasks, and numbers them anew.
+        # By identity: the sort mixes the tuples of several tasks, and numbers them once more.
         owners = {id(entry): owner for entry, owner in window_tuples}
         for number, entry in enumerate(in_order(entry for entry, _ in window_tuples)):
             share.held[number] = (owners[id(entry)], encode_entry(entry))

@@ -167,7 +167,8 @@ def _judge(event: "Event", old: list[OldWorker], dead: set[int], unstopped: set[
 
     A ``new`` topology loses all workers of the backup of its assignment. A ``monitor`` event loses
     the workers with a dead task and keeps the others. A ``rebalance`` loses all: their executors
-    are placed anew. In both, a worker with an unstopped task is ``UNSTOPPED``, unless it is dead.
+    are placed once more. In both, a worker with an unstopped task is ``UNSTOPPED``, unless it is
+    dead.
     """
     for worker in old:
         if event == "new" or (event == "monitor" and not dead.isdisjoint(worker.tasks)):

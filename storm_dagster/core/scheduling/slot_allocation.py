@@ -230,7 +230,7 @@ class SlotAllocation:
         self._released: set[Slot] = set()
         """Own slots that are free for this topology only."""
         self._taken: list[Slot] = []
-        # The topology may choose its own slots anew; :meth:`close` withdraws those left over.
+        # The topology may choose its own slots once more; :meth:`close` withdraws those left over.
         for slot in sorted(request.own):
             self.release_own(slot)
 

@@ -44,7 +44,7 @@ class TaskAssignment:
         self.grants = grants
         self.slots = allocated.slots
         self.freed: frozenset[int] = frozenset(allocated.freed)
-        """Numbers of live old workers whose executors are placed anew."""
+        """Numbers of live old workers whose executors are placed once more."""
         self.out: list[Row] = []
 
     def fail(self, refusal: Refusal) -> None:

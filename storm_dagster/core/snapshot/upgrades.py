@@ -17,7 +17,7 @@ class FailedUpgrade:
     reason: str
     """Worker, task, exception, file and line, as far as they are known."""
     worker: str
-    """``host:port`` of the worker that failed; empty: an older release recorded none."""
+    """``host:port`` of the worker that failed; empty: an earlier release recorded none."""
     log: str
     """URL of that worker's log; empty without an HTTP service there."""
     ended_secs: int

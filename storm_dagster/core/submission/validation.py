@@ -41,7 +41,7 @@ from storm_dagster.model.topology import (
 MAX_SUBMITTED_KEYS_BYTES = 30 * 1024
 """Room for the names of submitted conf keys in a topology's record.
 
-The previous release accepts 64 KiB of unknown fields, and the record may hold the keys of two
+The release before accepts 64 KiB of unknown fields, and the record may hold the keys of two
 versions of the code.
 """
 _IDENTIFIER = r"[^\W\d]\w*"

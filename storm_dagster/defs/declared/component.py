@@ -282,7 +282,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         ``topologies`` are those that the project has declared up to now. Raises the errors of
         :meth:`build_defs`.
         """
-        # A topology of a former release keeps its name; nimbus refuses to submit it as a new one.
+        # A topology of an earlier release keeps its name; nimbus refuses to submit it as a new one.
         check_topology_name(self.name, is_new=False)
         folder = context.path
         path = folder / "defs.yaml"

@@ -118,7 +118,7 @@ def deploy_lock(
     while not cluster.state.claim_ephemeral_node(path, claim):
         other_claim = json.loads(cluster.state.get_data(path) or b"{}")
         is_same_version = version is not None and other_claim.get("version") == version
-        # A run of the former release claims without an owner.
+        # A run of an earlier release claims without an owner.
         if is_same_version and other_claim.get("owner") in (None, owner):
             notify(
                 f"run {other_claim['run']} deploys version {version} of {name} now: "

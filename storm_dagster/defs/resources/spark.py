@@ -92,7 +92,7 @@ class SparkResource(ClusterHandle):
         return plan
 
     def check_keys(self, url: str, keys: Mapping[str, str]) -> KeysResult:
-        """What the Spark server at the URL says about the keys of a topology.
+        """Result of the Spark server at the URL for the keys of a topology.
 
         :class:`Unavailable` if it does not answer within 2 s.
         """

@@ -34,7 +34,7 @@ class AccessTokenDocument(BaseModel, extra="forbid"):
     expires_secs: int
     """End (epoch seconds)."""
     made_secs: int
-    """When it was made (epoch seconds)."""
+    """Time of creation (epoch seconds)."""
     made_by: str
 
 

@@ -76,7 +76,7 @@ class EventResult(BaseModel, extra="forbid"):
 class PulledEvent(BaseModel, extra="forbid"):
     """An event that waits.
 
-    ``component`` and ``task`` are null if a worker of a former release reported it.
+    ``component`` and ``task`` are null if a worker of an earlier release reported it.
     """
 
     number: int
@@ -159,7 +159,7 @@ class EventRoutes:
         """The topology with a live worker that has the request's token.
 
         :class:`NotAuthenticated` without such a worker, :class:`NotLeading` at a follower. The
-        error is the same for every name, so that it tells a stranger nothing about topologies.
+        error is the same for every name, so that it reveals no topology.
         """
         nimbus = self._nimbus
         nimbus.status.require()

@@ -356,7 +356,7 @@ class HealingPauseDocument(BaseModel, extra="forbid"):
 
 
 class HealingDocument(BaseModel, extra="forbid"):
-    """Who heals, and the pause by operators."""
+    """Healer, and the pause by operators."""
 
     by: Literal["sensor", "leader"]
     """Dagster's sensor, or the leader because no sensor is armed."""

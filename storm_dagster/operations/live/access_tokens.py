@@ -100,7 +100,8 @@ def create_token(
 def revoke_token(ctx: OperationsContext, token_id: str) -> None:
     """Remove the record of a token, which then counts nowhere within seconds.
 
-    :class:`KeyNotFound` without a record; a lost reply to an earlier attempt of this call is none.
+    :class:`KeyNotFound` without a record; an earlier attempt of this call whose reply was lost does
+    not count.
     """
     epoch = ctx.current_epoch()
     was_there = False

@@ -62,7 +62,7 @@ class EventReport:
     topology: str
     """Id of the topology that reports it."""
     component: str | None
-    """``None`` from a worker of a former release."""
+    """``None`` from a worker of an earlier release."""
     task: int | None
     event: DagsterEvent
 
@@ -385,7 +385,7 @@ def change_source(ctx: OperationsContext, name: str, source: EventSource) -> Non
 def used_event_logs(
     ctx: OperationsContext, alive: Collection[str]
 ) -> tuple[frozenset[str] | None, tuple[str, ...]]:
-    """Blob keys that event logs name, and the logs that are of no more use.
+    """Blob keys that event logs name, and the logs that are no longer of use.
 
     These are the empty logs of names that are not in ``alive``. Instead of the keys ``None`` if a
     log is damaged: then no blob of events is known to be garbage.

@@ -1,7 +1,8 @@
 """Connections of ZeroMQ to workers without a key: the server's user is asked before a byte is sent.
 
 Such a socket connects once in its life (``RECONNECT_IVL`` of -1), and its monitor names the
-connection. ZeroMQ alone would connect again, and send at once, to whoever listens by then.
+connection. ZeroMQ alone would connect once more, and send at once, to another listener of that
+address.
 """
 
 import sys

@@ -49,7 +49,7 @@ def link_key_of(security: Security, topology_id: str) -> str:
 
 @dataclass(frozen=True)
 class WorkerLinks:
-    """What a client of the cluster needs for requests to the workers of any topology."""
+    """Credentials of a client of the cluster for requests to workers."""
 
     security: Security = field(default_factory=Security)
     """The cluster's secret, from which keys are derived."""
@@ -222,7 +222,7 @@ def _checked_dealer(
                     is_checked = True
                     return socket
         finally:
-            # First: ZeroMQ's thread waits for ever to tell an event that nobody reads.
+            # First: otherwise ZeroMQ's thread waits permanently for a reader of the event.
             socket.disable_monitor()
             monitor.close(0)
             if not is_checked:

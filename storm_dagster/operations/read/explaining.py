@@ -96,7 +96,7 @@ def slow_call_problems(errors: Iterable[tuple[str, TaskError]], now_secs: int) -
 
 
 def reasons_of_tasks(snapshot: TopologySnapshot) -> dict[str, Any]:
-    """What ``explain`` says beside the placement: windows, systems, and a failed upgrade."""
+    """Parts of ``explain`` beside the placement: windows, systems, and a failed upgrade."""
     failed = snapshot.failed_upgrade
     return {
         "windows": window_reasons(snapshot),

@@ -32,7 +32,7 @@ class OperationStatus:
     """Name of the topology."""
     topology_id: str
     started_secs: int
-    """Epoch seconds at which it was accepted; 0: a former release wrote the record."""
+    """Epoch seconds at which it was accepted; 0: an earlier release wrote the record."""
     step: str
     """Of a submission or update one of ``STAGES``: that stage has not ended."""
     run_id: str = ""

@@ -54,7 +54,7 @@ class Link:
 
     def close(self, linger_millis: int = 0) -> None:
         """Close the socket."""
-        # Before the close: ZeroMQ's thread waits for ever to tell an event that nobody reads.
+        # Before the close: otherwise ZeroMQ's thread waits permanently for a reader of the event.
         self.socket.disable_monitor()
         self.socket.close(linger_millis)
 

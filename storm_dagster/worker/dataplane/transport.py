@@ -359,7 +359,7 @@ class Transport:
     def set_peers(self, addresses: dict[Slot, str], alive: Iterable[Slot]) -> list[bytes]:
         """Connect to these slots, and drop all other peers.
 
-        A peer whose address has changed is connected anew. Returns the unsent frames of the dropped
+        A peer with a new address gets a new connection. Returns the unsent frames of the dropped
         connections. ``alive``: slots whose worker has a node in ZooKeeper.
         """
         living = set(alive)

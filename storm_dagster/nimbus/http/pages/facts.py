@@ -85,7 +85,7 @@ class PageFacts:
         }
 
     def _healing(self) -> Mapping[str, Any] | None:
-        """Who heals, and the pause by operators; ``None`` without ZooKeeper."""
+        """Healer, and the pause by operators; ``None`` without ZooKeeper."""
         try:
             return self._reader.healing()
         except StormDagsterError:
