@@ -33,7 +33,7 @@ REFUSED: dict[str, str] = {
     "amiss": "problem",
     "guest guests": "background workload",
     "stranger strangers": "untrusted, unknown",
-    "anew": "again",
+    "anew": "once more, from the beginning",
 }
 """Forms of a word that no identifier may have as a part, and what to say instead."""
 ANY_REFUSED = re.compile(
@@ -43,6 +43,18 @@ ANY_REFUSED = re.compile(
 INSTEAD = {
     tuple(form.split("_")): instead for forms, instead in REFUSED.items() for form in forms.split()
 }
+
+REFUSED_PROSE: dict[str, str] = {
+    "anew": "once more, from the beginning",
+    "for ever": "permanently",
+    "stranger": "an unknown user",
+    "strangers": "unknown users",
+    "anybody": "every user",
+    "everybody": "every user, every client",
+    "somebody": "another user, another process",
+}
+"""Words that no sentence of the code may have, and what to say instead."""
+PROSE = re.compile(rf"\b(?:{'|'.join(REFUSED_PROSE)})\b", re.IGNORECASE)
 
 STEMS = (
     *(
@@ -148,6 +160,16 @@ def documentation_of(text: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno + offset, line
 
 
+def refused_prose(name: str, text: str) -> list[str]:
+    """Words in comments and docstrings of a file that :data:`REFUSED_PROSE` names."""
+    words = [(line, word) for line, word in tokens_of(text, tokenize.COMMENT)]
+    return [
+        f"{name}:{line}: {match[0]}: say {REFUSED_PROSE[match[0].lower()]}"
+        for line, sentence in (*words, *documentation_of(text))
+        for match in PROSE.finditer(sentence)
+    ]
+
+
 def british_in(name: str, text: str) -> list[str]:
     """British spelling in identifiers, comments and docstrings of a file."""
     if not BRITISH.search(text):
@@ -185,6 +207,12 @@ def repeated_classes(texts: dict[str, str]) -> list[str]:
 def test_identifiers_have_no_private_words() -> None:
     assert [
         line for name, text in files(*FOLDERS).items() for line in refused_names(name, text)
+    ] == []
+
+
+def test_comments_and_docstrings_have_no_refused_words() -> None:
+    assert [
+        line for name, text in files("storm_dagster").items() for line in refused_prose(name, text)
     ] == []
 
 
@@ -236,6 +264,14 @@ def test_a_word_inside_another_is_left_alone(identifier: str) -> None:
 )
 def test_planted_british_spelling_is_found(text: str) -> None:
     assert british_in("a.py", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["x = 1  # It begins anew.\n", 'def f() -> None:\n    """Wait\n\n    for ever."""\n']
+)
+def test_a_planted_word_in_prose_is_found(text: str) -> None:
+    assert refused_prose("a.py", text)
+    assert not refused_prose("a.py", 'x = "anew"  # A renewal.\n')
 
 
 def test_american_spelling_and_strings_are_left_alone() -> None:
