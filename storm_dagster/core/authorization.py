@@ -19,6 +19,9 @@ and changing one topology; ``admin``: all others (blobs, other hosts, placements
 confs).
 """
 
+UNKNOWN_USER = "anyone"
+"""Name in the log of requests for a caller whose user is not known."""
+
 _LISTS: Mapping[Operation, tuple[str, str]] = {
     "list": ("nimbus.users", "nimbus.groups"),
     "submit": ("nimbus.users", "nimbus.groups"),

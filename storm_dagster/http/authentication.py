@@ -29,6 +29,7 @@ from storm_dagster.core.authorization import (
     CLUSTER,
     LIMITED_USER,
     REQUEST_USER,
+    UNKNOWN_USER,
     Caller,
     Operation,
     authorize,
@@ -244,7 +245,7 @@ class Authentication:
         if caller is None:
             # Events of workers are not changes for the audit log.
             events = scope["type"] != "http" or _WORKERS.fullmatch(scope["path"])
-            await self._app(scope, receive, send if events else _audited(send, scope, "anyone"))
+            await self._app(scope, receive, send if events else _audited(send, scope, UNKNOWN_USER))
             return
         state = scope.setdefault("state", {})
         state[_STATE] = caller

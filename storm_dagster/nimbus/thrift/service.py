@@ -13,6 +13,7 @@ from thriftpy2.thrift import TApplicationException
 from storm_dagster.core.authorization import (
     LIMITED_USER,
     REQUEST_USER,
+    UNKNOWN_USER,
     Caller,
     Operation,
     authorize,
@@ -208,7 +209,7 @@ class Dispatcher:
         if method.changes:
             first = arguments[0] if arguments else None
             subject = first if isinstance(first, str) else ""
-            user = peer.user or "anyone"
+            user = peer.user or UNKNOWN_USER
             _audit.info("user %r at %s: %s %r: done", user, peer.host, name, subject[:200])
         return value
 
