@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from storm_dagster.core.host_problems import supervisor_problems
-from storm_dagster.core.snapshot.statuses import LAUNCH_SECS, down_tasks
+from storm_dagster.core.snapshot.statuses import down_tasks
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import StormDagsterError
@@ -46,7 +46,7 @@ def check_by_zookeeper(conf: ClusterConf) -> Iterator[HealthResult]:
         yield "broken", text, "restore it from a backup (docs/backup.md)"
     for problem in supervisor_problems(view.supervisors):
         yield problem.severity, problem.text, problem.remedy
-    yield from _topologies(view)
+    yield from _topologies(view, float(conf["nimbus.task.launch.secs"]))
     yield "warning", _NOT_READ, "start a nimbus, and run doctor again"
 
 
@@ -65,14 +65,17 @@ def _is_reachable(conf: ClusterConf) -> bool:
     return False
 
 
-def _topologies(view: ClusterView) -> Iterator[HealthResult]:
-    """Yield the topologies whose tasks do not run; those that are not named are counted."""
+def _topologies(view: ClusterView, launch_secs: float) -> Iterator[HealthResult]:
+    """Yield the topologies whose tasks do not run; those that are not named are counted.
+
+    A task that was placed within ``launch_secs`` may still start.
+    """
     now_secs = int(time.time())
     named = 0
     more = 0
     topologies = sorted(view.topologies.values(), key=lambda topology: topology.base.name)
     for topology in topologies:
-        down = down_tasks(view, topology, now_secs, LAUNCH_SECS)
+        down = down_tasks(view, topology, now_secs, launch_secs)
         if not down:
             continue
         if named == _MAX_TOPOLOGIES:

@@ -120,32 +120,41 @@ def add_records(state: StormClusterState) -> None:
         disk_mb=1000,
     )
     state.state.set_ephemeral_node(paths.supervisor("s1"), encode_record(supervisor))
-    table = TaskTable(components={"lines": ComponentTasks(type="spout", tasks="1-2")})
     for number in range(TOPOLOGIES):
-        topology_id = f"wc{number:03}-{number + 1}-1700000000"
-        assignment = Assignment(
-            topology_id=topology_id,
-            code_dir=topology_id,
-            node_host={"gone": "h9"},
-            workers=(WorkerSlot(node="gone", host="h9", port=1000 + number, tasks="1-2"),),
-            task_start_secs={"1-2": 1_700_000_000},
-            timestamp_ms=1_700_000_000_000,
-        )
-        base = StormBase(
-            name=f"wc{number:03}",
-            launch_time_secs=1_700_000_000,
-            status="ACTIVE",
-            workers=1,
-            executors={"lines": 2},
-            token="t",
-        )
-        records = {
-            paths.tasks(topology_id): table,
-            paths.assignment(topology_id): assignment,
-            paths.topology(topology_id): base,
-        }
-        for path, record in records.items():
-            state.state.create_node(path, encode_record(record))
+        place = WorkerSlot(node="gone", host="h9", port=1000 + number, tasks="1-2")
+        add_topology(state, f"wc{number:03}", number + 1, place, 1_700_000_000)
+
+
+def add_topology(
+    state: StormClusterState, name: str, number: int, place: WorkerSlot, placed_secs: int
+) -> None:
+    """A topology of two tasks whose only worker was placed at a time, and never started."""
+    topology_id = f"{name}-{number}-1700000000"
+    assignment = Assignment(
+        topology_id=topology_id,
+        code_dir=topology_id,
+        node_host={place.node: place.host},
+        workers=(place,),
+        task_start_secs={"1-2": placed_secs},
+        timestamp_ms=placed_secs * 1000,
+    )
+    base = StormBase(
+        name=name,
+        launch_time_secs=1_700_000_000,
+        status="ACTIVE",
+        workers=1,
+        executors={"lines": 2},
+        token="t",
+    )
+    records = {
+        paths.tasks(topology_id): TaskTable(
+            components={"lines": ComponentTasks(type="spout", tasks="1-2")}
+        ),
+        paths.assignment(topology_id): assignment,
+        paths.topology(topology_id): base,
+    }
+    for path, record in records.items():
+        state.state.create_node(path, encode_record(record))
 
 
 def doctor(home: Path, conf: dict[str, object]) -> CommandResult:
@@ -203,10 +212,15 @@ def test_without_a_nimbus_it_reads_zookeeper_and_names_the_rest(
     conf: dict[str, object] = {name: zk_conf[name] for name in names if name in zk_conf}
     with opened(zk_conf) as state:
         add_records(state)
-        done = doctor(tmp_path, {**conf, "nimbus.seeds": ["127.0.0.1:9"]})
+        # On a host that lives, and within the time that the conf grants.
+        place = WorkerSlot(node="s1", host="h1", port=1, tasks="1-2")
+        add_topology(state, "late", 100, place, int(time.time()) - 600)
+        conf.update({"nimbus.seeds": ["127.0.0.1:9"], "nimbus.task.launch.secs": 3600})
+        done = doctor(tmp_path, conf)
     texts = found_by(done, "cluster")
     assert done.code == 4 and texts[0][0] == "broken"
     assert any("by ZooKeeper: 1 supervisors" in text for _, text in texts)
     assert ("warning", "topology wc000: 2 tasks do not run") in texts
     assert ("warning", "and 2 more topologies have tasks that do not run") in texts
+    assert not any("topology late" in text for _, text in texts)
     assert any(text.startswith("not checked") for _, text in texts)
