@@ -133,7 +133,7 @@ def _take_once(
     if not events:
         return TakeResult(0, head if plan.full else None)
     joined = tail if plan.joins else None
-    former = None if joined is None else _read_own_batch(ctx, joined)
+    former = None if joined is None else _find_batch(ctx, joined)
     if former is None:
         joined = None
         former = []
@@ -171,8 +171,8 @@ def _sizes(events: Iterable[TakenEvent]) -> list[int]:
     return [len(msgspec.json.encode(event)) + 1 for event in events]
 
 
-def _read_own_batch(ctx: OperationsContext, index: EventBatchIndex) -> list[TakenEvent] | None:
-    """The events of a batch; ``None`` if its blob is not here now."""
+def _find_batch(ctx: OperationsContext, index: EventBatchIndex) -> list[TakenEvent] | None:
+    """Find the events of a batch; ``None`` if its blob is not here now."""
     try:
         return _read_batch(ctx, index)
     except (KeyNotFound, Corrupt):
@@ -228,7 +228,8 @@ def read_page(
     such number, its oldest events are read. At most ``limit`` events and about 1 MiB.
     :class:`Unavailable` if this nimbus does not have their blob yet.
     """
-    for attempts_left in reversed(range(_MAX_READS)):
+    missing = ""
+    for _ in range(_MAX_READS):
         stored = ctx.cluster.read_event_log(name)
         if stored is None:
             return EventPage(None, ())
@@ -237,13 +238,11 @@ def read_page(
             return EventPage(stored.head, _read_events(ctx, batches, start, limit))
         except KeyNotFound as error:
             # The batch was merged with later events, or removed, since its index was read.
-            if not attempts_left:
-                raise Unavailable(
-                    f"the event log of {name!r} cannot be read now, this nimbus lacks a part of it "
-                    f"({error.message}): it is fetched from another nimbus; start the nimbus that "
-                    "holds it"
-                ) from None
-    raise AssertionError("unreachable")
+            missing = error.message
+    raise Unavailable(
+        f"the event log of {name!r} cannot be read now, this nimbus lacks a part of it "
+        f"({missing}): it is fetched from another nimbus; start the nimbus that holds it"
+    )
 
 
 def _read_events(
@@ -340,7 +339,7 @@ def _plan_removal(
     since = None
     partial = rules.partial_batch(stored.batches, number)
     if partial is not None and number > stored.head.acknowledged:
-        for event in _read_own_batch(ctx, partial) or ():
+        for event in _find_batch(ctx, partial) or ():
             if event.number == number + 1:
                 since = event.at
     return rules.remove_events(stored.head, stored.batches, number, since=since, dropped=dropped)
