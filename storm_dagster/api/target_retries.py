@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 MIN_PAUSE_MS = 500
 MAX_PAUSE_MS = 10_000
-"""The pause between two retries grows from the smaller to the larger one."""
+"""The pause between two retries grows from the smaller to the larger one.
+
+So it does between two calls of a component that raise ``SystemUnavailable``, which promises it.
+"""
 
 
 class TargetRetries:

@@ -4,12 +4,9 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from storm_dagster.api.outages import OutageReports, SystemUnavailable
+from storm_dagster.api.target_retries import MAX_PAUSE_MS, MIN_PAUSE_MS
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.worker.dataplane.task_reports import ReportingTask, TaskReporter
-
-MIN_PAUSE_MS = 500
-MAX_PAUSE_MS = 10_000
-"""The pause between two calls of the component grows from the smaller to the larger one."""
 
 Call = Literal["tuple", "tick", "window", "initialize"]
 """The call of the component that is repeated until the system answers."""
