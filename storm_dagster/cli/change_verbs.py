@@ -270,7 +270,7 @@ def _parse_executors(pairs: tuple[str, ...]) -> dict[str, int]:
     executors: dict[str, int] = {}
     for pair in pairs:
         component, equals, number = pair.rpartition("=")
-        if not equals or not component or not number.isdigit() or int(number) < 1:
+        if not equals or not component or not number.isdecimal() or int(number) < 1:
             raise InvalidRequest(f"-e {pair!r} is not of the form COMPONENT=N with N of 1 or more")
         executors[component] = int(number)
     return executors

@@ -167,7 +167,7 @@ def _cluster_ports(invocation: Invocation) -> set[int]:
     for row in cluster.get("nimbuses", ()):
         for address in (row.get("port"), row.get("http")):
             port = str(address).rpartition(":")[2]
-            if port.isdigit():
+            if port.isdecimal():
                 ports.add(int(port))
     for row in cluster.get("supervisors", ()):
         ports.update(row["ports"])

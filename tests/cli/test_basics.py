@@ -150,6 +150,7 @@ def _top_commands(module: ModuleType) -> list[click.Command]:
         ["show", "a", "b"],
         ["kill", "x", "-w", "-3"],
         ["rebalance", "x", "-n", "0"],
+        ["rebalance", "x", "-e", "split=²"],
         ["list", "-c", "no-equals-sign"],
         ["list", "-c", "topology.wrokers=3"],
         ["conf", "no.such.key"],
