@@ -4,7 +4,7 @@ import logging
 import tempfile
 from pathlib import Path
 
-from storm_dagster.host.files import write_error
+from storm_dagster.host.files import probe_writing
 from storm_dagster.model.errors import Unavailable
 
 _log = logging.getLogger(__name__)
@@ -43,4 +43,4 @@ def _folder_error(folder: Path) -> OSError | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return error
-    return write_error(folder)
+    return probe_writing(folder)

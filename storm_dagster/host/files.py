@@ -158,8 +158,8 @@ def write_if_possible(action: Callable[[], object], missing: str) -> bool:
     return True
 
 
-def write_error(folder: Path) -> OSError | None:
-    """Try to write a file of a MiB in the folder; the error, if there is one."""
+def probe_writing(folder: Path) -> OSError | None:
+    """Write a file of a MiB in the folder; the error of the disk, or ``None``."""
     probe = folder / "probe"
     try:
         probe.write_bytes(bytes(PROBE_BYTES))

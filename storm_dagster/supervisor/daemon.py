@@ -21,7 +21,7 @@ from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worke
 from storm_dagster.core.upgrade.machine import SlotRun
 from storm_dagster.host.capacity import load_capacity
 from storm_dagster.host.clock import boot_clock, boot_id
-from storm_dagster.host.files import hold_folder, write_error
+from storm_dagster.host.files import hold_folder, probe_writing
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
 from storm_dagster.http.probes import LoopPasses
@@ -491,7 +491,7 @@ def _write_error(housekeeper: Housekeeper, folder: Path) -> OSError | None:
         housekeeper.save_again()
     except OSError as error:
         return error
-    return write_error(folder)
+    return probe_writing(folder)
 
 
 def _start_order(live: LiveWorker) -> tuple[int, int]:
