@@ -1,4 +1,4 @@
-"""``doctor``: what it names, what it counts, and what it says that it did not look at."""
+"""``doctor``: the parts that it names, counts, and could not check."""
 
 from __future__ import annotations
 
