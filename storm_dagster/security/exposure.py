@@ -21,10 +21,12 @@ def address_beyond_loopback(host: str) -> str | None:
     """
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # A name with an empty or a too long label is refused before it is looked up.
+        reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidRequest(
-            f"storm.local.hostname {host!r} cannot be resolved ({error.strerror}): set it to a "
-            "name or address of this host"
+            f"storm.local.hostname {host!r} cannot be resolved ({reason}): set it to a name or "
+            "address of this host"
         ) from None
     addresses = {str(info[4][0]) for info in infos}
     outside = [address for address in addresses if not _is_loopback(address)]
@@ -32,8 +34,11 @@ def address_beyond_loopback(host: str) -> str | None:
 
 
 def _is_loopback(address: str) -> bool:
+    """True if no other host can reach the address, also for an IPv4 one in its form in IPv6."""
     without_zone = address.partition("%")[0]
-    return ipaddress.ip_address(without_zone).is_loopback
+    ip_address = ipaddress.ip_address(without_zone)
+    ipv4_address = getattr(ip_address, "ipv4_mapped", None)
+    return (ipv4_address or ip_address).is_loopback
 
 
 def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = None) -> str:
