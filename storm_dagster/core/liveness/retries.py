@@ -158,8 +158,14 @@ def plan_key(view: ClusterView, causes: Sequence[Cause], bounds: UserBounds) -> 
     for cause in causes:
         avoid.update(cause.avoid)
     usable = usable_slots(view, placing=[topology.id], avoid=avoid, bounds=bounds)
+    # Of supervisors with as many free ports, the planner prefers the one with fewer ports in use.
     supervisors = tuple(
-        (supervisor.id, supervisor.info.host, tuple(sorted(supervisor.unused)))
+        (
+            supervisor.id,
+            supervisor.info.host,
+            len(set(supervisor.info.ports)),
+            tuple(sorted(supervisor.unused)),
+        )
         for supervisor in usable.supervisors
     )
     base = topology.base
