@@ -321,7 +321,7 @@ def test_in_a_pause_the_sensor_asks_for_nothing_and_says_why(world: DagsterWorld
     paused = evaluate(world, "heartbeat_sensor", cursor)
     assert not paused.run_requests
     assert "healing is paused by ann until " in paused.skip_message
-    assert "1 wait for it: topology 'wc': host" in paused.skip_message
+    assert "1 waits for it: topology 'wc': host" in paused.skip_message
     (event,) = paused.asset_events
     assert event.asset_key == keys.SUPERVISORS and "paused by ann" in str(event.description)
     # It is said once, and its end as well.

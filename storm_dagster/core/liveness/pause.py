@@ -64,4 +64,5 @@ def waiting_text(causes: Sequence[str]) -> str:
     if not causes:
         return ""
     more = f" and {len(causes) - _MAX_CAUSES} more" if len(causes) > _MAX_CAUSES else ""
-    return f"{len(causes)} wait for it: {'; '.join(causes[:_MAX_CAUSES])}{more}"
+    verb = "waits" if len(causes) == 1 else "wait"
+    return f"{len(causes)} {verb} for it: {'; '.join(causes[:_MAX_CAUSES])}{more}"
