@@ -6,7 +6,7 @@ metadata beside the name of the task. All functions are pure.
 """
 
 import re
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Literal
 
 import msgspec
@@ -15,6 +15,7 @@ from storm_dagster.model.errors import InvalidTopology
 
 # A topic's id is 16 bytes, which are 22 letters of URL-safe base64.
 _TOPIC_ID_IN_METADATA = re.compile(r" topic_id=([A-Za-z0-9_-]{22})$")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NO_TOPIC_ID = "A" * 22
 """Id in the response of a broker that gives its topics no ids."""
 
@@ -41,8 +42,10 @@ def start_time_ms(start: str) -> int:
 
     Raises :class:`InvalidTopology` if it is not a time of ISO 8601.
     """
+    # Python 3.10 does not read "Z".
+    text = f"{start[:-1]}+00:00" if start.endswith("Z") else start
     try:
-        start_time = datetime.fromisoformat(start)
+        start_time = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidTopology(
             f'start of a KafkaSource is {start!r}: make it "earliest", "latest", '
@@ -50,7 +53,7 @@ def start_time_ms(start: str) -> int:
         ) from None
     if start_time.tzinfo is None:
         start_time = start_time.replace(tzinfo=timezone.utc)
-    return int(start_time.timestamp() * 1000)
+    return (start_time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def partition_name(topic: str, number: int) -> str:

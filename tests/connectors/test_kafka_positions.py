@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from itertools import product
 from typing import Any
 
+import confluent_kafka
 import pytest
+from confluent_kafka import KafkaError, KafkaException
+from hypothesis import given
+from hypothesis import strategies as st
 
+from storm_dagster.connectors.kafka_errors import readable_error
 from storm_dagster.connectors.kafka_positions import (
     CommittedPosition,
     StartPosition,
     describe_restart,
     describe_stop,
     is_recreated,
+    number_of,
+    partition_name,
     position_metadata,
     start_position,
+    start_time_ms,
     topic_id_in,
     topic_id_text,
+    topic_of,
 )
+from storm_dagster.model.errors import InvalidTopology, Unavailable
 
 OLD, NEW = "D4czM240Ry6d-sPliZOM0w", "o08CSK83ToGLrUUPFow6pw"
 FIRST, END = 10, 20
@@ -112,3 +123,73 @@ def test_ids_are_written_as_the_tools_of_kafka_print_them() -> None:
     assert topic_id_text("D4czM240Ry6d+sPliZOM/w") == "D4czM240Ry6d-sPliZOM_w"
     assert topic_id_text(None) is None
     assert topic_id_text("A" * 22) is None, "a broker that gives none answers zeros"
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("1970-01-01", 0),
+        ("2026-11-24T10:00:00", 1_795_514_400_000),
+        ("2026-11-24 10:00", 1_795_514_400_000),
+        ("2026-11-24T10:00:00Z", 1_795_514_400_000),
+        ("2026-11-24T12:00:00+02:00", 1_795_514_400_000),
+        ("2026-11-24T10:00:00.123456", 1_795_514_400_123),
+    ],
+)
+def test_a_start_time_is_in_utc_without_a_time_zone(start: str, expected: int) -> None:
+    assert start_time_ms(start) == expected
+
+
+_ZONES = st.sampled_from([None, timezone.utc, timezone(timedelta(hours=-7, minutes=-30))])
+
+
+@given(st.datetimes(min_value=datetime(1971, 1, 1), timezones=_ZONES))
+def test_a_start_time_is_exact_to_the_millisecond(start: datetime) -> None:
+    """Otherwise a record is read that is older than the start, or one is left out."""
+    as_utc = start if start.tzinfo else start.replace(tzinfo=timezone.utc)
+    since = as_utc - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    whole_secs = since.days * 86_400 + since.seconds
+    assert start_time_ms(start.isoformat()) == whole_secs * 1000 + since.microseconds // 1000
+
+
+@pytest.mark.parametrize("start", ["", "now", "Earliest", "10:00", "1795514400000", "Z"])
+def test_a_start_that_is_not_a_time_is_refused_with_the_choices(start: str) -> None:
+    with pytest.raises(InvalidTopology, match='make it "earliest", "latest", or a time'):
+        start_time_ms(start)
+
+
+@given(st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True), st.integers(0, 2**31 - 1))
+def test_the_name_of_a_partition_has_its_topic_and_number(topic: str, number: int) -> None:
+    name = partition_name(topic, number)
+    assert (topic_of(name), number_of(name)) == (topic, number)
+
+
+UNREACHABLE = (
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+    KafkaError._RESOLVE,
+    KafkaError.REQUEST_TIMED_OUT,
+)
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, KafkaException])
+@pytest.mark.parametrize("code", UNREACHABLE)
+def test_brokers_that_do_not_respond_are_unavailable_by_address(code: int, wrap: Any) -> None:
+    error = readable_error(wrap(KafkaError(code)), confluent_kafka, "k1:9092,k2:9092")
+    assert isinstance(error, Unavailable)
+    assert "Kafka at k1:9092,k2:9092 does not answer" in error.message
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, KafkaException])
+def test_another_error_of_kafka_begins_with_its_name(wrap: Any) -> None:
+    """The spout reports errors with equal beginnings once."""
+    refusal = wrap(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    error = readable_error(refusal, confluent_kafka, "k1:9092")
+    assert not isinstance(error, Unavailable)
+    assert str(error).startswith("TOPIC_AUTHORIZATION_FAILED of Kafka at k1:9092: ")
+
+
+def test_an_error_that_is_not_of_kafka_is_reported_as_it_is() -> None:
+    error = ValueError("a bug of the program")
+    assert readable_error(error, confluent_kafka, "k1:9092") is error
