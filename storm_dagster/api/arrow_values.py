@@ -164,19 +164,26 @@ def is_open(known: pa.DataType) -> bool:
 
 
 def written_type(known: pa.DataType) -> pa.DataType | None:
-    """The type without its open parts; ``None`` if a file cannot have such a column yet."""
+    """The type without its open parts; ``None`` if a file cannot have such a column yet.
+
+    A map without keys is left out like an open part: files have none.
+    """
     if types.is_null(known):
         return None
     if types.is_list(known):
         element = written_type(known.value_type)
         return None if element is None else pa.list_(element)
-    if types.is_struct(known) and is_open(known):
-        fields = [(field.name, written_type(field.type)) for field in known]
-        kept = [(name, part) for name, part in fields if part is not None]
-        return pa.struct(kept) if kept else None
-    if types.is_struct(known) and not known.num_fields:
+    if not types.is_struct(known):
+        return known
+    fields: list[tuple[str, pa.DataType]] = []
+    for field in known:
+        field_type = written_type(field.type)
+        if field_type is not None:
+            fields.append((field.name, field_type))
+    if not fields:
         return None
-    return known
+    is_whole = fields == [(field.name, field.type) for field in known]
+    return known if is_whole else pa.struct(fields)
 
 
 # -- values of a type ------------------------------------------------------------------------------
