@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.api.spark.causes import innermost, reads_like_outage
+from storm_dagster.api.spark.causes import chain_of, innermost, reads_like_outage
 
 
 class PythonException(Exception):
@@ -157,3 +157,25 @@ def test_a_server_or_session_that_is_gone_reads_like_an_outage(error: Exception)
 )
 def test_an_error_of_a_row_does_not_read_like_an_outage(error: Exception) -> None:
     assert not reads_like_outage(error)
+
+
+class EqualError(Exception):
+    """An error whose class calls all of its errors equal."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EqualError)
+
+    __hash__ = Exception.__hash__
+
+
+@pytest.mark.parametrize("kind", [ValueError, EqualError])
+def test_a_chain_has_each_cause_and_context_of_an_error_once(kind: type[Exception]) -> None:
+    error, cause, context = kind("a"), kind("b"), kind("c")
+    error.__cause__ = cause
+    error.__context__ = kind("not the cause")
+    cause.__context__ = context
+    assert [id(entry) for entry in chain_of(error)] == [id(error), id(cause), id(context)]
+    # Python itself prints such a circle.
+    context.__context__ = error
+    assert [id(entry) for entry in chain_of(cause)] == [id(cause), id(context), id(error)]
+    assert chain_of(ValueError("alone"))[1:] == []

@@ -24,11 +24,14 @@ _MAX_CAUSE = 500
 
 
 def chain_of(error: BaseException) -> list[BaseException]:
-    """The error and its chain of causes and contexts."""
+    """The error and its chain of causes and contexts, each error once."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and cause not in causes:
+    # By identity: the class of an error may call another one equal.
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
         causes.append(cause)
+        seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
     return causes
 
