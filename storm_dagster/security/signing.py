@@ -190,4 +190,6 @@ def is_among(mac: str, valid_macs: Iterable[str]) -> bool:
 
     The comparison takes a time that does not depend on the characters.
     """
-    return any(hmac.compare_digest(valid_mac, mac) for valid_mac in valid_macs)
+    # As bytes, because only they may be beyond ASCII.
+    raw_mac = mac.encode("utf-8", "surrogatepass")
+    return any(hmac.compare_digest(valid_mac.encode(), raw_mac) for valid_mac in valid_macs)

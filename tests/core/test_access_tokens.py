@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storm_dagster.core.access_tokens import TokenListing, check_access_token, token_caller
 from storm_dagster.core.authorization import authorize, is_admin
@@ -14,6 +16,10 @@ from storm_dagster.model.access_tokens import (
     TOKEN_SCOPES,
     TokenClaims,
     TokenScope,
+    is_unowned_caller,
+    is_user_name,
+    scope_named,
+    unowned_caller,
 )
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, Unavailable
 from storm_dagster.model.token_records import AccessTokenRecord
@@ -108,6 +114,19 @@ def test_a_token_permits_no_more_than_a_certificate_of_its_user() -> None:
         assert is_admin(caller(scope, "boss"), conf) == (scope == "admin")
         assert is_admin(caller(scope), conf) == (scope == "admin")
     authorize(caller("operate", "boss"), "topology", conf, other)
+
+
+@given(st.from_regex(r"[\w.@ -]{1,20}", fullmatch=True))
+def test_no_user_is_taken_for_a_token_nor_a_token_for_a_user(name: str) -> None:
+    assert not (is_user_name(name) and is_unowned_caller(name))
+    token = unowned_caller(name)
+    assert is_unowned_caller(token) and not is_user_name(token)
+
+
+@pytest.mark.parametrize("text", ["", "READ", "read ", "read:", "operate:admin", "metrics,admin"])
+def test_a_text_that_is_not_exactly_a_scope_grants_nothing(text: str) -> None:
+    assert scope_named(text) is None
+    assert [scope_named(scope) for scope in TOKEN_SCOPES] == list(TOKEN_SCOPES)
 
 
 def test_a_token_without_a_user_owns_nothing_and_runs_as_no_user() -> None:

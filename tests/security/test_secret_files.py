@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.host.secret_files import refuse_shared_file
+from storm_dagster.model.errors import InvalidRequest
+
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 
 SECRET = "a-secret-planted-for-tests-4711"
@@ -170,3 +173,17 @@ def test_a_login_group_of_other_users_keeps_no_secret(folder: Path) -> None:
 def test_a_group_that_is_not_of_the_process_keeps_no_secret(folder: Path) -> None:
     # Root reads the file nevertheless.
     _refused(read_all(folder, mode=0o440, uid=0, gid=0, groups=(0,)), "is not one of this process")
+
+
+@pytest.mark.parametrize("owner", [0, UID])
+def test_no_mode_that_lets_another_user_in_is_accepted(owner: int) -> None:
+    """Of all modes, with a group that is not of this process."""
+    group = 54_322
+    assert group not in (os.getegid(), *os.getgroups())
+    for mode in range(0o10000):
+        status = os.stat_result((0o100000 | mode, 1, 1, 1, owner, group, 1, 0, 0, 0))
+        if mode & 0o077:
+            with pytest.raises(InvalidRequest, match=r"storm\.secret\.file /s .*: chmod 600 /s"):
+                refuse_shared_file(Path("/s"), status, "storm.secret.file")
+        else:
+            refuse_shared_file(Path("/s"), status, "storm.secret.file")

@@ -17,6 +17,7 @@ from storm_dagster.security.signing import (
     Verifier,
     about_content,
     body_hash,
+    is_among,
     sign,
     signer,
 )
@@ -58,6 +59,14 @@ def test_no_other_text_is_a_signature(data: st.DataObject) -> None:
     for wrong in (changed, header[:at], data.draw(st.text())):
         with pytest.raises(NotAuthenticated):
             Verifier((SECRET,)).check(wrong, TARGET, NOW)
+
+
+@given(st.text(), st.lists(st.text("0123456789abcdef", min_size=64, max_size=64), max_size=2))
+def test_a_code_is_valid_only_if_it_is_one_of_the_valid_ones(text: str, valid: list[str]) -> None:
+    """A text of any characters, which a client sends, is compared and raises nothing."""
+    assert is_among(text, valid) == (text in valid)
+    assert all(is_among(mac, valid) for mac in valid)
+    assert not any(is_among(mac.upper() + text, valid) for mac in valid if text)
 
 
 @pytest.mark.parametrize("late", [-121, 121, 10_000])

@@ -7,6 +7,7 @@ import os
 import pwd
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -27,10 +28,10 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.security import server_identity
 from storm_dagster.security.checked_http import UntrustedConnection
-from storm_dagster.security.object_stores import check_object_store
+from storm_dagster.security.object_stores import check_object_store, plain_endpoint
 from storm_dagster.security.peers import can_identify_peers
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
-from storm_dagster.security.settings import Security
+from storm_dagster.security.settings import Security, public_authorities
 from storm_dagster.supervisor.localizer import Localizer
 from storm_dagster.testing.waiting import patience
 
@@ -335,6 +336,46 @@ def test_an_object_store_of_another_user_is_sent_nothing(
         check_object_store("s3://bucket/storm", TrustedServers())
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:1")
     check_object_store("s3://bucket/storm", TrustedServers())
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "endpoint"),
+    [
+        ({}, {}, None),
+        ({"endpoint_url": "http://s3:9000"}, {}, "http://s3:9000"),
+        ({"client_kwargs": {"endpoint_url": "HTTP://s3:9000"}}, {}, "HTTP://s3:9000"),
+        ({"endpoint_url": "https://s3:9000"}, {}, None),
+        ({}, {"AWS_ENDPOINT_URL": "http://any:1"}, "http://any:1"),
+        ({}, {"AWS_ENDPOINT_URL": "http://any:1", "AWS_ENDPOINT_URL_S3": "https://s3:1"}, None),
+        ({}, {"AWS_ENDPOINT_URL": "https://any:1", "AWS_ENDPOINT_URL_S3": "http://s3:1"}, "http://s3:1"),
+        ({}, {"AWS_ENDPOINT_URL": "http://any:1", "AWS_ENDPOINT_URL_S3": ""}, "http://any:1"),
+        # The settings of the URL have precedence over the environment.
+        ({"endpoint_url": "https://s3:9000"}, {"AWS_ENDPOINT_URL": "http://any:1"}, None),
+        ({"endpoint_url": "http://s3:9000"}, {"AWS_ENDPOINT_URL": "https://any:1"}, "http://s3:9000"),
+    ],
+)  # fmt: skip
+def test_the_server_of_an_object_store_that_is_called_in_clear_is_known(
+    settings: dict[str, Any],
+    variables: dict[str, str],
+    endpoint: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    pytest.importorskip("s3fs")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    file_system = fsspec.filesystem("s3", skip_instance_cache=True, **settings)
+    assert plain_endpoint(file_system) == endpoint
+    # The variables are those of S3 alone.
+    assert plain_endpoint(fsspec.filesystem("memory")) is None
+
+
+def test_a_server_of_the_web_proves_its_name_by_a_public_authority() -> None:
+    context = public_authorities()
+    assert context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname
+    assert context.get_ca_certs()
 
 
 # -- every client ------------------------------------------------------------------------------
