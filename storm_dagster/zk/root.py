@@ -100,7 +100,9 @@ def is_open_to_all(
 ) -> bool:
     """True if a client without credentials may change the root node.
 
-    False without the node. Raises ``Unavailable`` if no server responds within 5 s.
+    False without the node, and for a node that such a client may write, but neither read nor
+    administer: ZooKeeper does not show it the ACL. Raises ``Unavailable`` if no server responds
+    within 5 s.
     """
     client, _ = make_client(hosts, 5000, tls=tls, trusted=trusted)
     try:

@@ -6,16 +6,20 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import ACL, Id, Permissions
 
 from storm_dagster.host.conf_files import load_cluster_conf
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
+from storm_dagster.testing.waiting import patience
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.root import (
     check_cluster_id,
     create_cluster_root,
     create_root_node,
     find_cluster_id,
+    is_open_to_all,
 )
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState, zookeeper_hosts
@@ -153,3 +157,31 @@ def test_hosts_of_a_conf() -> None:
     assert zookeeper_hosts(conf) == "a:2181,b:2182,[::1]:2181,[::1]:2183"
     with pytest.raises(InvalidRequest):
         zookeeper_hosts({"storm.zookeeper.servers": [], "storm.zookeeper.port": 2181})
+
+
+@pytest.mark.parametrize(
+    ("permissions", "expected"),
+    [
+        (Permissions.ALL, True),
+        (Permissions.READ | Permissions.WRITE, True),
+        (Permissions.READ | Permissions.CREATE, True),
+        (Permissions.READ | Permissions.DELETE, True),
+        (Permissions.ADMIN, True),
+        (Permissions.READ, False),
+    ],
+)
+def test_a_root_that_clients_without_a_user_may_change_is_open(
+    permissions: int, expected: bool, zookeeper_server: str, zk_root: str
+) -> None:
+    assert not is_open_to_all(zookeeper_server, zk_root, None), "there is no such node"
+    owner = ACL(Permissions.ALL, Id("auth", ""))
+    world = ACL(permissions, Id("world", "anyone"))
+    client = KazooClient(zookeeper_server, auth_data=[("digest", "storm:password")])
+    client.start(patience(15))
+    try:
+        client.create(zk_root, b"", acl=[owner, world])
+        assert is_open_to_all(zookeeper_server, zk_root, None) == expected
+        client.delete(zk_root)
+    finally:
+        client.stop()
+        client.close()

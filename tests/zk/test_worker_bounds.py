@@ -8,14 +8,23 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storm_dagster.core.snapshot.statuses import LAUNCH_SECS, not_running
 from storm_dagster.model import paths
-from storm_dagster.model.records import TaskError, encode_record
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.records import (
+    ComponentTasks,
+    TaskError,
+    TaskTable,
+    WorkerNode,
+    encode_record,
+)
 from storm_dagster.model.view import ClusterView
 from storm_dagster.security.zookeeper_access import CREATE, WRITE, worker_permissions
 from storm_dagster.zk.task_errors import KEPT_ERRORS
-from storm_dagster.zk.worker_bounds import MAX_FORMER_WORKERS
+from storm_dagster.zk.worker_bounds import MAX_FORMER_WORKERS, bounded_names, max_total_bytes
 from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.records import World
 
@@ -231,3 +240,34 @@ def test_state_homes_and_metric_names_are_no_part_of_the_view(
     before = world.cluster.load_view()
     write(world, path(evil), content)
     assert world.cluster.load_view() == before
+
+
+@pytest.mark.parametrize("workers", [2, 64])
+@pytest.mark.parametrize("tasks", [1, 1000, 60_000])
+def test_the_own_records_of_a_topology_are_always_decoded(tasks: int, workers: int) -> None:
+    """The longest ones: no two tasks of a worker have ids in a row, and all of them are dead."""
+    table = TaskTable(components={"b": ComponentTasks(type="bolt", tasks=f"1-{tasks}")})
+    total_bytes = 0
+    for number in range(workers):
+        ranges = encode_ranges(range(1 + number, tasks + 1, workers))
+        record = WorkerNode(
+            pid=2**22, token="t" * 32, version=2**31, tasks=ranges, dead=ranges,
+            started_ms=2**41, status="running",
+        )  # fmt: skip
+        total_bytes += len(encode_record(record))
+    assert total_bytes <= max_total_bytes(table, workers)
+
+
+_NAMES = st.lists(st.text("abc", min_size=1, max_size=3), unique=True)
+
+
+@given(names=_NAMES, expected=_NAMES, extra=st.integers(0, 4))
+def test_all_expected_nodes_are_read_and_few_others(
+    names: list[str], expected: list[str], extra: int
+) -> None:
+    """However many nodes a worker invents, they displace none that is expected."""
+    read = bounded_names("/folder-of-a-test", names, expected, extra)
+    assert len(set(read)) == len(read) and set(read) <= set(names)
+    assert set(names) & set(expected) <= set(read)
+    others = set(names) - set(expected)
+    assert len(set(read) - set(expected)) == min(extra, len(others))
