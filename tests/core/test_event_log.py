@@ -130,6 +130,36 @@ def test_an_answer_has_the_first_events_that_fit(sizes: list[int], limit: int) -
         assert sum(sizes[: count + 1]) > event_log.MAX_PAGE_BYTES, "and no fewer than fit"
 
 
+@given(ACTIONS, st.floats(0, 1.2))
+def test_the_batch_that_keeps_a_part_of_its_events_is_the_one_of_the_removal(
+    actions: list[tuple[str, object]], share: float
+) -> None:
+    """Only this batch is read before a removal, for the time of the first event that stays."""
+    log = Log()
+    for action, argument in actions:
+        if action == "take":
+            assert isinstance(argument, list)
+            log.take(argument)
+    number = round(share * log.head.waiting)
+    removal = event_log.remove_events(log.head, log.batches, number)
+    partial = event_log.partial_batch(log.batches, number)
+    if removal is not None:
+        assert removal.partial == partial
+    else:
+        assert partial is None
+
+
+@pytest.mark.parametrize(("number", "expected"), [(0, False), (3, False), (4, True), (10**9, True)])
+def test_a_number_is_ahead_of_the_log_if_no_event_has_had_it(number: int, expected: bool) -> None:
+    """Also of a log all of whose events were removed, and of one that was empty from the start."""
+    log = Log()
+    assert event_log.is_ahead(log.head, 1)
+    log.take([100] * 3)
+    assert event_log.is_ahead(log.head, number) == expected
+    log.remove(3)
+    assert event_log.is_ahead(log.head, number) == expected
+
+
 def test_a_full_log_takes_events_again_after_a_removal() -> None:
     by_count = Log()
     while not by_count.take([100] * 1000):

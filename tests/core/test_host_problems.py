@@ -8,6 +8,8 @@ from storm_dagster.core.host_problems import (
     CLOCK_SECS,
     FULL_MB,
     NEARLY_FULL_MB,
+    Severity,
+    disk_severity,
     nimbus_problems,
     supervisor_problems,
 )
@@ -33,6 +35,24 @@ def test_a_full_disk_is_named_with_its_host(free_mb: int, severity: str, word: s
     assert "supervisor s1 on h1" in problem.text and word in problem.text
     assert "h1" in problem.remedy
     assert not list(supervisor_problems(supervisor(disk_free_mb=NEARLY_FULL_MB)))
+
+
+@pytest.mark.parametrize(
+    ("free_mb", "severity"),
+    [
+        (0, "broken"),
+        (FULL_MB - 1, "broken"),
+        (FULL_MB, "warning"),
+        (NEARLY_FULL_MB - 1, "warning"),
+        (NEARLY_FULL_MB, None),
+        (None, None),
+    ],
+)
+def test_a_disk_is_full_below_512_and_nearly_full_below_3072_mib(
+    free_mb: int | None, severity: Severity | None
+) -> None:
+    assert (FULL_MB, NEARLY_FULL_MB) == (512, 3072)
+    assert disk_severity(free_mb) == severity
 
 
 @pytest.mark.parametrize(("ahead_secs", "side"), [(600.0, "ahead of"), (-600.0, "behind")])

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.submission.conf import normalize_conf, total_conf
+from storm_dagster.core.submission.conf import (
+    normalize_conf,
+    removed_owner_keys,
+    stored_document,
+    submitted_keys_in,
+    total_conf,
+)
 from storm_dagster.core.submission.tasks import (
     executor_counts,
     executors_of,
@@ -92,6 +98,30 @@ class TestConf:
     def test_normalising_twice_changes_nothing(self) -> None:
         once = normalize_conf(default_conf(), {"topology.workers": 3}, topology(), "wc-1-2")
         assert normalize_conf(default_conf(), once, topology(), "wc-1-2") == once
+
+    @given(st.dictionaries(st.sampled_from(["a", "topology.workers", "z"]), st.integers()))
+    def test_the_stored_conf_names_the_keys_that_were_submitted(self, conf: dict[str, int]) -> None:
+        """Also to a daemon that reads them there alone, and of a conf that names none."""
+        keys = {key for key, value in conf.items() if value > 0}
+        assert submitted_keys_in(stored_document(conf, keys)) == tuple(sorted(keys))
+        assert submitted_keys_in(conf) == ()
+
+    @pytest.mark.parametrize(
+        ("conf", "keys"),
+        [
+            ({"own": 1, "topology.workers": 2}, []),
+            ({"topology.submitter.user": None, "topology.users": [], "topology.groups": ""}, []),
+            ({"topology.users": ["ann"]}, ["topology.users"]),
+            (
+                {"topology.groups": ["g"], "topology.submitter.user": "ann"},
+                ["topology.submitter.user", "topology.groups"],
+            ),
+        ],
+    )
+    def test_owner_and_lists_of_a_conf_are_named_if_they_have_an_effect(
+        self, conf: dict[str, Any], keys: list[str]
+    ) -> None:
+        assert removed_owner_keys(conf) == keys
 
     def test_a_local_dir_of_its_own_is_refused(self) -> None:
         cluster = {**default_conf(), "storm.local.dir": "/x"}

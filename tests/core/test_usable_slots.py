@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from storm_dagster.core.liveness.causes import LivenessMemory
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
 from storm_dagster.core.reassignment import Runnable, monitor_batch, new_batch
+from storm_dagster.core.scheduling.free_slots import slots_beyond
 from storm_dagster.core.scheduling.obstacles import closed_hosts, isolation_warnings
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.core.usable_slots import UserBounds, usable_slots
+from storm_dagster.core.usable_slots import UserBounds, hosts_closed_to, usable_slots
 from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.records import (
     Assignment,
@@ -130,6 +131,48 @@ def test_blacklisted_avoided_withheld_and_held_slots_are_not_free() -> None:
 def test_the_reserve_stays_free(reserve: int, count: int) -> None:
     view = cluster(topology("t"))
     assert usable_slots(view, placing=["t-1-1"], reserve=reserve).count == count
+
+
+@given(free=st.integers(0, 100), reserve=st.integers(-3, 120))
+def test_a_topology_takes_no_slot_of_the_reserve_and_none_that_is_not_free(
+    free: int, reserve: int
+) -> None:
+    taken = slots_beyond(free, reserve)
+    assert 0 <= taken <= free
+    assert taken == 0 or free - taken >= reserve
+
+
+def test_a_host_is_closed_by_the_blacklist_or_by_isolation_of_others_alone() -> None:
+    """A host that no supervisor runs on is not listed."""
+    first = topology("first", isolation=("h2", "h3", "h9"))
+    second = topology("second", isolation=("h3", "h1"))
+    view = cluster(first, second, topology("t"), blacklist=("h1", "h8"))
+    closed = hosts_closed_to(view, ["t-1-1"])
+    assert closed.blacklisted == {"h1"}
+    assert closed.isolated == {"h2": (first,), "h3": (first, second)}
+    assert [host for host in HOSTS if host in closed] == ["h1", "h2", "h3"]
+
+
+@pytest.mark.parametrize(
+    ("placing", "isolation", "closed"),
+    [
+        (["first-1-1"], (), {"h4"}),
+        (["second-1-1"], (), {"h2"}),
+        # A new topology that is to be isolated beside another one.
+        (["new-1-1"], ("h3",), {"h2", "h4"}),
+        # A topology, and the one that replaces it.
+        (["first-1-1", "second-1-1"], (), set()),
+        ([], (), {"h2", "h3", "h4"}),
+    ],
+)
+def test_topologies_may_be_isolated_on_the_same_host(
+    placing: list[str], isolation: tuple[str, ...], closed: set[str]
+) -> None:
+    view = cluster(
+        topology("first", isolation=("h2", "h3")), topology("second", isolation=("h3", "h4"))
+    )
+    hosts = hosts_closed_to(view, placing, isolation)
+    assert {host for host in HOSTS if host in hosts} == closed
 
 
 @pytest.mark.parametrize(
