@@ -10,6 +10,8 @@ from typing import Any
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.scheduling.build import topology_to_place
+from storm_dagster.core.scheduling.plan import event_of
+from storm_dagster.core.scheduling.units import worker_count
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.core.transitions import STEADY
 from storm_dagster.core.usable_slots import UserBounds, usable_slots
@@ -182,7 +184,11 @@ def monitor_batch(
         avoid.update(cause.avoid)
     if {cause.kind for cause in causes} == {"too_few_workers"}:
         workers = _bounded_workers(view, topology, runnable)
-        return rebalance_batch(view, topology, runnable, table, workers=workers, avoid=avoid)
+        # The leader moves the workers on hosts that drain, while the spouts pause.
+        staying = draining_slots(view, topology)
+        return rebalance_batch(
+            view, topology, runnable, table, workers=workers, avoid=avoid, staying=staying
+        )
     # A cause without a worker names no slot.
     withheld = {cause.slot for cause in causes if cause.node}
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
@@ -236,19 +242,21 @@ def rebalance_batch(
     workers: int | None = None,
     reassign: bool = False,
     avoid: Collection[str] = (),
+    staying: Collection[Slot] = (),
 ) -> PlacementBatch:
     """Build the batch of a rebalance.
 
     It places all tasks of ``table``, except those that run where no supervisor can stop them.
     Without ``executors`` or ``workers`` these numbers do not change. With ``reassign`` no task has
     to stay where it is. Supervisors in ``avoid`` get no work, and their workers count as those that
-    no supervisor can stop.
+    no supervisor can stop, as do the workers in the slots ``staying``.
     """
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid)
     usable = view.supervisors.keys() - {*avoid}
     unstopped: set[int] = set()
     for worker in topology.workers:
-        if worker.node not in usable and worker.slot in topology.live_workers:
+        is_unstopped = worker.node not in usable and worker.slot in topology.live_workers
+        if is_unstopped or worker.slot in staying:
             unstopped.update(worker.ids)
     unstopped &= table.component_of().keys()
     to_place = _running_to_place(
@@ -262,6 +270,24 @@ def rebalance_batch(
         unstopped=tuple(sorted(unstopped)),
     )
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
+
+
+def draining_slots(view: ClusterView, topology: TopologyView) -> list[Slot]:
+    """Slots of the topology on supervisors that drain, by supervisor and port."""
+    return sorted(worker.slot for worker in topology.workers if view.drains(worker.node))
+
+
+def present_workers(
+    view: ClusterView, topology: TopologyView, runnable: Runnable, table: TaskTable
+) -> int:
+    """The ``topology.workers`` for which the topology needs no more slots than it has.
+
+    It is at most the requested number, and at least 1.
+    """
+    about = event_of(current_topology(view, topology, runnable, table)).about
+    needed, _ = worker_count(about.workers, about.executors, about.single_master)
+    missing = max(0, needed - len(topology.workers))
+    return max(1, about.workers - missing)
 
 
 def current_topology(

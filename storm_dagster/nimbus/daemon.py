@@ -297,6 +297,8 @@ def _open(
         inimbus=inimbus,
         reads=reads,
     )
+    # A new leader reads the whole cluster in one pass of its election, which may take minutes.
+    cluster.session.on_answer = nimbus.passes.progressed
     sync = BlobSync(nimbus)
     stack.callback(sync.close)
     return nimbus, sync

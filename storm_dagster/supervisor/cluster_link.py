@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from storm_dagster.core.drain_obstacles import drain_obstacles
 from storm_dagster.core.slots.model import DesiredSlots, desired_slots
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf, seed_urls
@@ -41,6 +42,8 @@ _LOST_RETRY_SECS = 0.5
 """Pause before the cluster is read once more after an error."""
 _LATE_BEAT_SECS = 60.0
 """Time after a heartbeat was due in which a supervisor without it is still ready."""
+_OBSTACLES_SECS = 10.0
+"""Time from the begin of a drain to the first read of its obstacles, and between two reads."""
 _UPGRADE_SECS = 0.2
 """Poll interval of this supervisor's processes during an upgrade of their topology."""
 
@@ -71,6 +74,10 @@ class ClusterLink:
         """Desired work of the last read; ``None`` before the first."""
         self.all_drain = False
         """True while this supervisor drains and so does every other one."""
+        self.drain_obstacles = ""
+        """Reasons why workers cannot leave this supervisor, which drains; empty without any."""
+        self._obstacles_read_at: float | None = None
+        """Monotonic time of their last read, at first of the begin of the drain."""
         self._cluster: StormClusterState | None = None
         """State of the cluster; ``None`` before the first connection."""
         self._assignments: dict[str, Assignment] = {}
@@ -252,12 +259,23 @@ class ClusterLink:
         if beating:
             self._write_heartbeat(cluster, info)
         if info.draining:
-            draining = read_draining(cluster.state)
-            self.all_drain = self.id in draining and all(draining.values())
+            self._watch_drain(cluster)
         while self._reports:
             # Dropped after the write, so that a report is kept if ZooKeeper is out of reach.
             self._write_report(cluster, *self._reports[0])
             self._reports.popleft()
+
+    def _watch_drain(self, cluster: StormClusterState) -> None:
+        """Read if the other supervisors drain as well, and what keeps the workers here."""
+        draining = read_draining(cluster.state)
+        self.all_drain = self.id in draining and all(draining.values())
+        now = time.monotonic()
+        if self._obstacles_read_at is None:
+            self._obstacles_read_at = now
+        # The whole cluster is read: not before the leader had time to move the tasks.
+        if now - self._obstacles_read_at >= _OBSTACLES_SECS:
+            self.drain_obstacles = drain_obstacles(cluster.load_view(), self.id)
+            self._obstacles_read_at = now
 
     def _connect(self) -> StormClusterState:
         """Open the state of the cluster; the first connection of this supervisor fixes its id."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from storm_dagster.core.slots.drain import DrainState, OnTerm, end_of_drain
+from storm_dagster.core.slots.drain import OnTerm
 from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worker, check_ports
 from storm_dagster.core.upgrade.machine import SlotRun
 from storm_dagster.host.capacity import load_capacity
@@ -31,6 +31,7 @@ from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.model.version import __version__
 from storm_dagster.security.exposure import check_exposure
 from storm_dagster.supervisor.cluster_link import ClusterLink
+from storm_dagster.supervisor.drain_watch import DrainWatch
 from storm_dagster.supervisor.health import HealthCheck
 from storm_dagster.supervisor.host_figures import HostFigures
 from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs
@@ -273,12 +274,9 @@ class Supervisor:
         The record of this supervisor asks the leader. The supervisor does its work until the end:
         a worker that crashes is restarted.
         """
-        max_secs = float(self._conf["supervisor.drain.secs"])
-        began = boot_clock()
+        watch = DrainWatch(boot_clock(), float(self._conf["supervisor.drain.secs"]))
         self._draining = True
-        _log.info("SIGTERM: draining, at most %g s; no new work is taken", max_secs)
-        # Boot clock since which every supervisor drains.
-        alone_since: float | None = None
+        _log.info("SIGTERM: draining, at most %g s; no new work is taken", watch.max_secs)
         reason: str | None = None
         while reason is None:
             self._wake.clear()
@@ -286,19 +284,7 @@ class Supervisor:
             self.run_pass(now)
             # After a pass, for a record tells of it. It is written once; the others are read.
             self._link.request_heartbeat()
-            if not self._link.all_drain:
-                alone_since = None
-            elif alone_since is None:
-                alone_since = now
-            state = DrainState(
-                seconds=now - began,
-                max_secs=max_secs,
-                used_ports=self.table.used_ports(),
-                has_read=self._link.desired is not None,
-                alone_secs=0.0 if alone_since is None else now - alone_since,
-                is_hurried=hurry.is_set(),
-            )
-            reason = end_of_drain(state)
+            reason = watch.end(now, self.table, self._link, is_hurried=hurry.is_set())
             if reason is None:
                 self._wake.wait(self.table.pause(now, _DRAIN_POLL_SECS))
         _log.info("the drain is over: %s", reason)
@@ -419,14 +405,16 @@ class Supervisor:
         )
 
     def _withdrawn(self) -> str:
-        """Reason why fewer slots are offered than there are; empty if all are."""
-        if self._offered == self._ports:
+        """Reason why fewer slots are offered than there are, or no further work is taken."""
+        if self._offered == self._ports and not self._draining:
             return ""
         problem = self._health.problem
         if problem is not None:
             return f"its health check fails: {problem}"[:_MAX_REASON]
         if self._draining:
-            return "it drains"
+            obstacles = self._link.drain_obstacles
+            text = f"it drains, and waits: {obstacles}" if obstacles else "it drains"
+            return text[:_MAX_REASON]
         if self._disk_problem:
             return f"{self._home} cannot be written ({self._disk_problem})"[:_MAX_REASON]
         return ""

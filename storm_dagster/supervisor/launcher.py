@@ -179,6 +179,28 @@ class Launcher:
             conf.get(key) == self._conf.get(key) for key in _SPARE_CONF_KEYS
         )
         worker_id, spare = self.spares.take(spare_fits)
+        try:
+            return self._launch(port, work, code, conf, user, worker_id, spare)
+        except BaseException:
+            if spare is not None:
+                # No other launch can have it: it waits for the spec of this worker.
+                end(spare)
+            raise
+
+    def _launch(
+        self,
+        port: int,
+        work: Work,
+        code: LocalCode,
+        conf: Mapping[str, Any],
+        user: WorkerUser | None,
+        worker_id: str,
+        spare: subprocess.Popen[bytes] | None,
+    ) -> LiveWorker:
+        """Start the worker of that id as ``user``; in ``spare``, if there is one.
+
+        ``conf`` is that of its topology. If that fails, its folder is removed.
+        """
         folder = self._home / "workers" / worker_id
         own = folder / OWN if user is not None else folder
         log = log_path(self._home, work.topology_id, port)
@@ -208,14 +230,11 @@ class Launcher:
         )
         # First, where it is found whatever else the environment has.
         environment = {MARK: worker_id, **environment}
-        folder.mkdir(parents=True)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        # The worker starts even if the disk has no room for a copy of the log.
-        with suppress(OSError):
-            # Also here, since the regular rotation may miss a worker that always dies soon.
-            rotate(log, int(self._conf["worker.log.max.bytes"]), LOG_BACKUPS)
-        cgroup = self.cgroups.make(worker_id)
+        cgroup: WorkerCgroup | None = None
         try:
+            folder.mkdir(parents=True)
+            _prepare_log(log, int(self._conf["worker.log.max.bytes"]))
+            cgroup = self.cgroups.make(worker_id)
             record_cgroup(folder, cgroup)
             spec.write(folder / SPEC)
             if user is not None:
@@ -233,8 +252,6 @@ class Launcher:
                 command = worker_command(conf, own / SPEC)
                 child = self._spawn(command, own, environment, log, user, cgroup=cgroup)
         except BaseException:
-            if spare is not None:
-                end(spare)
             if cgroup is not None:
                 cgroup.close()
             shutil.rmtree(folder, ignore_errors=True)
@@ -368,6 +385,15 @@ class Launcher:
         if cgroup is not None:
             _ensure_in(cgroup, child.pid)
         return child
+
+
+def _prepare_log(log: Path, max_bytes: int) -> None:
+    """Make the folder of a worker's log, and rotate a log of more than ``max_bytes``."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # The worker starts even if the disk has no room for a copy of the log.
+    with suppress(OSError):
+        # Also here, since the regular rotation may miss a worker that always dies soon.
+        rotate(log, max_bytes, LOG_BACKUPS)
 
 
 def _start_in(spare: subprocess.Popen[bytes], cgroup: WorkerCgroup | None) -> bool:

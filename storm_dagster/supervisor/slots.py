@@ -281,10 +281,11 @@ class SlotTable:
             self.post(port, model.CodeReady(code_dir))
             return
         with self._lock:
-            waiting = self._fetching.setdefault(code_dir, set())
-            waiting.add(port)
-            if len(waiting) > 1:
-                return  # The thread of another slot fetches it.
+            is_fetched = code_dir in self._fetching
+            self._fetching.setdefault(code_dir, set()).add(port)
+        if is_fetched:
+            # By the thread of another slot, or of this one, which wanted other work since.
+            return
         threading.Thread(
             target=self._fetch_in_thread, args=(code_dir,), name=f"fetch-{code_dir}", daemon=True
         ).start()
@@ -324,7 +325,7 @@ class SlotTable:
             damaged = isinstance(error, Corrupt)
             if damaged:
                 self.localizer.distrust(work.code_dir)
-            self.post(port, model.LaunchFailed(_text(error), code_missing=damaged))
+            self.post(port, model.LaunchFailed(work, _text(error), code_missing=damaged))
         else:
             self._register(live)
             self.post(port, model.Launched(live.worker))

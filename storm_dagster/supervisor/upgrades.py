@@ -45,6 +45,12 @@ class Upgrades:
         """(port, work, text) of each crash or failed start that is not written yet."""
         self.states: dict[str, UpgradeState] = {}
         """Topology id -> its upgrade in progress."""
+        self._stale: set[str] = set()
+        """Ids of the topologies whose upgrade was written, or could not be, since it was read.
+
+        The next write follows from the state after this one. Otherwise a failure that this
+        supervisor has recorded could be overwritten.
+        """
 
     def on_failure(self, port: int, work: Work, text: str) -> None:
         """Record that a process of that work crashed or was not started.
@@ -64,6 +70,7 @@ class Upgrades:
             self.forget(topology_id)
         else:
             self.states[topology_id] = state
+            self._stale.discard(topology_id)
 
     def forget(self, topology_id: str) -> None:
         """Drop an upgrade that has ended.
@@ -71,6 +78,7 @@ class Upgrades:
         An upgrade also ends if its topology no longer has an assignment.
         """
         self.states.pop(topology_id, None)
+        self._stale.discard(topology_id)
 
     def advance(
         self, cluster: StormClusterState, assignments: Mapping[str, Assignment]
@@ -78,38 +86,17 @@ class Upgrades:
         """Write the due moves of the workers here, and pick the next batches.
 
         Failures are first: a process that failed must not count as upgraded. Returns the ids of the
-        topologies whose upgrade has changed and must be reread. Without an upgrade, the recorded
-        failures are dropped.
+        topologies whose upgrade must be reread before it advances further. Without an upgrade, the
+        recorded failures are dropped. An error of ZooKeeper is raised; the next call continues.
         """
         if not self.states:
             self._failures.clear()
             return set()
         runs = {(run.topology_id, run.port): run for run in self.runs()}
         workers = self._own_workers(assignments)
-        stale: set[str] = set()
-        while self._failures:
-            port, work, text = self._failures[0]
-            topology_id = work.topology_id
-            # A failure outside an upgrade is only dropped.
-            if (topology_id, port) in workers:
-                state = self.states[topology_id]
-                move = early_failure(
-                    workers[topology_id, port].address,
-                    state,
-                    work.code_dir,
-                    text,
-                    boot_id=self._boot_id,
-                    boot_now=self.boot_now(),
-                )
-                if move is not None:
-                    if not self._write(cluster, topology_id, state, move):
-                        # The failure stays queued, for the next read of the upgrade.
-                        return {topology_id}
-                    stale.add(topology_id)
-            self._failures.popleft()
+        self._write_failures(cluster, workers)
         for (topology_id, port), worker in workers.items():
-            if topology_id in stale:
-                # One move at a time: the next one is decided from the state after this one.
+            if topology_id in self._stale:
                 continue
             state = self.states[topology_id]
             move = next_move(
@@ -123,13 +110,57 @@ class Upgrades:
             )
             if move is not None:
                 self._write(cluster, topology_id, state, move)
-                stale.add(topology_id)
         for topology_id, state in self.states.items():
-            if topology_id in stale or state.record is None or not state.record.continue_:
+            if topology_id in self._stale or state.record is None or not state.record.continue_:
                 continue
             if self._pick(cluster, topology_id, state):
-                stale.add(topology_id)
-        return stale
+                self._stale.add(topology_id)
+        return set(self._stale)
+
+    def _write_failures(
+        self, cluster: StormClusterState, workers: Mapping[tuple[str, int], WorkerSlot]
+    ) -> None:
+        """Write the recorded failures of ``workers``, those here of topologies in upgrade.
+
+        A failure outside an upgrade is dropped. One that cannot be written now stays queued for the
+        next read of its upgrade.
+        """
+        kept: list[tuple[int, Work, str]] = []
+        for _ in range(len(self._failures)):
+            failure = self._failures.popleft()
+            try:
+                is_done = self._write_failure(cluster, workers, failure)
+            except BaseException:
+                self._failures.extendleft([failure, *reversed(kept)])
+                raise
+            if not is_done:
+                kept.append(failure)
+        self._failures.extendleft(reversed(kept))
+
+    def _write_failure(
+        self,
+        cluster: StormClusterState,
+        workers: Mapping[tuple[str, int], WorkerSlot],
+        failure: tuple[int, Work, str],
+    ) -> bool:
+        """Write a failure if it concerns an upgrade; false if that has to wait."""
+        port, work, text = failure
+        topology_id = work.topology_id
+        worker = workers.get((topology_id, port))
+        if worker is None:
+            return True
+        if topology_id in self._stale:
+            return False
+        state = self.states[topology_id]
+        move = early_failure(
+            worker.address,
+            state,
+            work.code_dir,
+            text,
+            boot_id=self._boot_id,
+            boot_now=self.boot_now(),
+        )
+        return move is None or self._write(cluster, topology_id, state, move)
 
     def _own_workers(
         self, assignments: Mapping[str, Assignment]
@@ -187,7 +218,11 @@ class Upgrades:
     def _write(
         self, cluster: StormClusterState, topology_id: str, state: UpgradeState, move: Move
     ) -> bool:
-        """Write a move and return true; false if the upgrade changed in the meantime."""
+        """Write a move and return true; false if the upgrade changed in the meantime.
+
+        In both cases, and after an error, the upgrade must be reread.
+        """
+        self._stale.add(topology_id)
         try:
             write_move(cluster.state, topology_id, state, move)
         except Conflict as error:

@@ -138,6 +138,8 @@ class ZkSession:
         self._closing = threading.Lock()
         """Lets one call of :meth:`close` begin the end."""
         self._listeners: list[Callable[[str], None]] = []
+        self.on_answer: Callable[[], None] = lambda: None
+        """Called in the thread of a request when it was answered, also with an error."""
         client.add_listener(self._on_state)
         client.start_async()
         self._await_server(connection_timeout_ms, over_tls=tls is not None)
@@ -327,13 +329,17 @@ class ZkSession:
                     "try again"
                 )
             try:
-                return request()
+                result = request()
             except Exception as error:
                 translated = self._translate(error, action)
                 if translated is None:
+                    self.on_answer()
                     raise
                 if not isinstance(error, _LOST) or not retries_left:
                     raise translated from None
+            else:
+                self.on_answer()
+                return result
             time.sleep(self._interval)
         raise AssertionError("unreachable")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,56 @@ def test_a_loop_without_a_pass_for_a_minute_is_not_live() -> None:
     assert problems(probe("/readyz"))[1:] == ["no session with ZooKeeper"]
     loop.passed()
     assert problems(probe("/livez")) == []
+
+
+def test_a_long_pass_is_live_while_its_own_thread_makes_progress() -> None:
+    now = 1000.0
+    loop = LoopPasses(lambda: now)
+    loop.passed()
+    for _ in range(10):
+        now += 50
+        loop.progressed()
+    assert loop.problems() == []
+    # Progress of other threads says nothing about the loop.
+    now += 61
+    other = threading.Thread(target=loop.progressed)
+    other.start()
+    other.join()
+    assert loop.problems() == ["the loop of this daemon made no pass for 561 s"]
+    loop.progressed()
+    assert loop.problems() == []
+    # It does not go on for ever.
+    for _ in range(10):
+        now += 50
+        loop.progressed()
+    assert loop.problems() == ["the loop of this daemon has not ended its pass for 1061 s"]
+    loop.passed()
+    assert loop.problems() == []
+
+
+@pytest.mark.zookeeper
+def test_a_leader_that_reads_a_large_cluster_is_live(stage: Stage) -> None:
+    world = stage.world()
+    world.submit("wc")
+    now = 0.0
+    loop = LoopPasses(lambda: now)
+    answers = 0
+
+    def on_answer() -> None:
+        """Each answer takes most of a minute."""
+        nonlocal now, answers
+        now += 50
+        answers += 1
+        loop.progressed()
+
+    loop.passed()
+    world.cluster.session.on_answer = on_answer
+    world.cluster.load_view()
+    # A node that does not exist is an answer as well.
+    assert world.cluster.state.get_data("/nowhere") is None
+    assert answers >= 4 and loop.problems() == []
+    now += 61
+    assert loop.problems() != []
 
 
 async def _no_dagster(scope: Any, receive: Any, send: Any) -> None:

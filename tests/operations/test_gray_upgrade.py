@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.slots.model import desired_slots
-from storm_dagster.core.upgrade.machine import Move, code_for, pick
+from storm_dagster.core.slots.model import Work, desired_slots
+from storm_dagster.core.upgrade.machine import Move, SlotRun, code_for, pick
 from storm_dagster.core.upgrade.selection import Selection, UpgradeSnapshot
+from storm_dagster.host.clock import boot_clock
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology, NotAlive
 from storm_dagster.model.names import conf_key, jar_key
@@ -20,6 +21,7 @@ from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.upgrade import advance_upgrades, check_upgrade
 from storm_dagster.operations.upgrade_waiting import await_upgrade
+from storm_dagster.supervisor.upgrades import Upgrades
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_rigs.operations.archives import pack_archive
@@ -102,6 +104,26 @@ def test_the_new_code_keeps_the_version_that_it_was_declared_with(topology: Upgr
     conf = json.loads(topology.world.blobs.read(conf_key(record.code_dir)))
     assert conf["declared.code.version"] == "abc"
     assert "topology.upgrade.worker.num" not in conf
+
+
+def test_a_recorded_failure_is_not_overwritten_before_it_is_read_again(topology: Upgraded) -> None:
+    topology.begin()
+    topology.pick()
+    (address,) = topology.state.upgrading
+    new = topology.record.code_dir
+    assignment = topology.assignment
+    worker = next(worker for worker in assignment.workers if worker.address == address)
+    restarted = SlotRun(worker.port, topology.id, new, started=0.0, running=True)
+    upgrades = Upgrades(worker.node, lambda: [restarted], boot_clock, 120.0)
+    cluster = topology.world.cluster
+    upgrades.read(cluster, topology.id, lambda: None)
+    upgrades.on_failure(worker.port, Work(topology.id, new), "it crashed")
+    assert upgrades.advance(cluster, {topology.id: assignment}) == {topology.id}
+    # ZooKeeper was lost before the supervisor could read the upgrade once more.
+    assert upgrades.advance(cluster, {topology.id: assignment}) == {topology.id}
+    assert topology.state.upgrading[address].failed == f"{address}: it crashed"
+    upgrades.read(cluster, topology.id, lambda: None)
+    assert upgrades.advance(cluster, {topology.id: assignment}) == set()
 
 
 def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -> None:

@@ -166,13 +166,23 @@ def test_a_failed_launch_backs_off_and_is_reported_once() -> None:
     driver = Driver()
     driver.send(Assigned(A))
     driver.send(CodeReady(A.code_dir))
-    failed = LaunchFailed("topology.python '/nowhere' does not exist")
+    failed = LaunchFailed(A, "topology.python '/nowhere' does not exist")
     assert driver.send(failed) == (Report("a-1-1", failed.reason), Launch(A))
     assert driver.send(failed) == ()
     assert driver.send(Tick(), after=1) == (Launch(A),)
-    missing = LaunchFailed("its code is gone", code_missing=True)
+    missing = LaunchFailed(A, "its code is gone", code_missing=True)
     assert driver.send(missing) == (Fetch("a-1-1"),)
     assert driver.slot.state == "waiting-for-code"
+
+
+def test_a_failed_launch_of_former_work_does_not_accuse_the_next() -> None:
+    driver = Driver()
+    driver.send(Assigned(A))
+    assert driver.send(CodeReady(A.code_dir)) == (Launch(A),)
+    driver.send(Assigned(B))
+    driver.send(CodeReady(B.code_dir))
+    assert driver.send(LaunchFailed(A, "A cannot be started")) == (Launch(B),)
+    assert (driver.slot.crashes, driver.slot.reason) == (0, "")
 
 
 def test_another_topology_ends_the_process_and_fetches_meanwhile() -> None:
@@ -317,7 +327,7 @@ def test_late_answers_about_other_processes_change_nothing() -> None:
     for event in (
         Exited("old", 1),
         Beat("old"),
-        LaunchFailed("late"),
+        LaunchFailed(A, "late"),
         CodeFailed("x", "y"),
         CodeReady("x"),
     ):
@@ -344,7 +354,7 @@ class AnyEvents(RuleBasedStateMachine):
         self.termed: set[str] = set()
         self.count = 0
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> tuple[Instruction, ...]:
         wanted_before, worker_before = self.slot.wanted, self.slot.worker
         self.slot, instructions = step(self.slot, event, self.now, LIMITS)
         for instruction in instructions:
@@ -366,6 +376,7 @@ class AnyEvents(RuleBasedStateMachine):
                     assert event.work != wanted_before
             elif isinstance(instruction, Clean):
                 assert instruction.worker_id not in self.alive
+        return instructions
 
     @rule(work=WORKS)
     def assign(self, work: Work | None) -> None:
@@ -389,10 +400,19 @@ class AnyEvents(RuleBasedStateMachine):
     def launch_ends(self, good: bool) -> None:
         work = self.to_launch.pop()
         if not good:
-            self.feed(LaunchFailed("failed"))
+            self._launch_fails(work)
             return
         self.to_launch.append(work)
         self._launch()
+
+    def _launch_fails(self, work: Work) -> None:
+        """Feed the failure; only the topology that failed is accused, and only it is delayed."""
+        before = self.slot
+        instructions = self.feed(LaunchFailed(work, "failed"))
+        accused = {each.topology_id for each in instructions if isinstance(each, Report)}
+        assert accused <= {work.topology_id}
+        if before.wanted != work:
+            assert (self.slot.crashes, self.slot.reason) == (before.crashes, before.reason)
 
     @precondition(lambda self: self.alive)
     @rule()
@@ -464,7 +484,7 @@ TestAnyEvents.settings = settings(stateful_step_count=40)
                     Assigned(A2),
                     Assigned(B),
                     Tick(),
-                    LaunchFailed("x"),
+                    LaunchFailed(A, "x"),
                 ),
                 *(CodeReady(A.code_dir), CodeReady(A2.code_dir), CodeFailed(A.code_dir, "x")),
                 *(

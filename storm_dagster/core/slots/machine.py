@@ -245,12 +245,15 @@ def _launched(
 def _launch_failed(
     slot: SupervisedSlot, event: model.LaunchFailed, now: float, limits: SlotLimits
 ) -> _Result:
-    """Fetch missing code, or count a crash and report it, once for each reason."""
+    """Fetch missing code, or count a crash and report it, once for each reason.
+
+    The failure of work that is no longer wanted neither delays nor accuses the wanted work.
+    """
     if not slot.launching:
         return slot, ()
-    work = slot.wanted
+    work = event.work
     slot = replace(slot, launching=False)
-    if work is None:
+    if work != slot.wanted:
         return _without_process(slot, now)
     if event.code_missing:
         return _without_process(replace(slot, ready=None, reason=event.reason), now)

@@ -113,8 +113,9 @@ class Launched:
 
 @dataclass(frozen=True)
 class LaunchFailed:
-    """A ``Launch`` failed. ``code_missing``: its code is no longer on the disk."""
+    """A ``Launch`` of that work failed. ``code_missing``: its code is no longer on the disk."""
 
+    work: Work
     reason: str
     code_missing: bool = False
 

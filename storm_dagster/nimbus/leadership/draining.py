@@ -74,7 +74,7 @@ class LeaderDrains(LeaderRounds):
             except StormDagsterError as error:
                 return error.message
             if result.outcome != "assigned":
-                return "a rebalance moves none of its tasks: too few slots are free elsewhere"
+                return "another process ended the rebalance that moves them"
             text = f"{result.moved} tasks of {name} moved: {', '.join(hosts)} drain"
             _log.info("%s", text, extra={"topology": result.topology_id})
             for asset in ("assignment", "published_assignment"):

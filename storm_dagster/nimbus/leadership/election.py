@@ -77,6 +77,8 @@ class Election:
         cluster ends it: :class:`Conflict`.
         """
         while not stop.is_set():
+            # Before the round, so that the first one counts as a pass of this thread, too.
+            self._nimbus.passes.passed()
             self._wake.clear()
             try:
                 self._nimbus.cluster.check_cluster_id()

@@ -315,8 +315,9 @@ def _keys(key: str | None) -> list[Any]:
 def _limit(text: str | None) -> int:
     if text is None:
         return _DEFAULT_LIMIT
-    is_number = text.isascii() and text.isdecimal()
-    if not is_number or not 1 <= int(text[:9]) <= _MAX_LIMIT:
+    # More digits than those of the largest number are not read: a long text takes long.
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_LIMIT))
+    if not is_number or not 1 <= int(text) <= _MAX_LIMIT:
         raise InvalidRequest(
             f"limit must be a whole number from 1 to {_MAX_LIMIT}, got {text!r:.40}"
         )

@@ -6,27 +6,20 @@ successor. There is never a moment without the topology.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Sequence
 
 from storm_dagster.core.submission.conf import message_timeout_secs, total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.names import topology_name_of
-from storm_dagster.model.records import WorkerSlot, encode_record
+from storm_dagster.model.records import encode_record
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.change_records import PlannedOn, take_over_change
-from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_worker
-from storm_dagster.operations.results import (
-    ConfResult,
-    LifecycleResult,
-    TasksResult,
-    UpdateChange,
-)
+from storm_dagster.operations.live.spout_pause import ABANDONED_SECS, MAX_IDLE_SECS, wait_until_idle
+from storm_dagster.operations.results import ConfResult, LifecycleResult, TasksResult, UpdateChange
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
@@ -46,26 +39,11 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
-from storm_dagster.security.server_identity import TrustedServers
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
 UPDATE = operation("update", submission.SUBMIT, SWEEP, DELETE_CODE)
 RESTART = operation("restart", "restart")
-
-_MAX_DRAIN_SECS = 30.0
-"""Longest wait for the tuples under way; the message timeout may be shorter."""
-_POLL_SECS = 0.05
-"""Pause between two polls of the workers during a drain."""
-_ANSWER_SECS = 0.5
-"""Time in which a worker must answer; otherwise it counts as busy."""
-_PARALLEL_REQUESTS = 16
-"""Workers that are polled at the same time."""
-_ABANDONED_SECS = 30
-"""Time beyond the drain's own limit, seconds.
-
-Only after it may another process regard the drain as abandoned and activate the topology.
-"""
 
 
 def restart(ctx: OperationsContext, name: str, *, request_id: str = "") -> LifecycleResult:
@@ -241,7 +219,7 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     try:
         if former is not None and former.live_workers:
             timeout_secs = float(message_timeout_secs(load_runnable(ctx, former).conf))
-            drain_secs = drain(ctx, former.id, min(timeout_secs, _MAX_DRAIN_SECS))
+            drain_secs = drain(ctx, former.id, min(timeout_secs, MAX_IDLE_SECS))
         began = ctx.monotonic()
         published = submission.publish_assignment(ctx, token=token)
     except StormDagsterError:
@@ -279,31 +257,10 @@ def drain(ctx: OperationsContext, topology_id: str, max_secs: float) -> float:
     :class:`NotAlive` if it was killed, :class:`Conflict` in another status.
     """
     began = ctx.monotonic()
-    if not _pause_spouts(ctx, topology_id, round(max_secs) + _ABANDONED_SECS):
+    if not _pause_spouts(ctx, topology_id, round(max_secs) + ABANDONED_SECS):
         return 0.0
-    links = WorkerLinks.of(ctx.conf)
-    idle_polls = 0
-    while ctx.monotonic() - began < max_secs:
-        try:
-            topology = ctx.cluster.load_view().topologies.get(topology_id)
-        except Unavailable:  # An election of ZooKeeper is not a reason to give up.
-            idle_polls = 0
-            ctx.sleep(_POLL_SECS)
-            continue
-        if topology is None or topology.assignment is None:
-            break
-        # Two polls in a row: a tuple between two workers is in neither of their answers.
-        if _is_idle(topology, links):
-            idle_polls += 1
-        else:
-            idle_polls = 0
-        if idle_polls == 2:
-            break
-        ctx.sleep(_POLL_SECS)
-    drain_secs = ctx.monotonic() - began
-    if idle_polls < 2:
-        ctx.log.warning("%s still has tuples under way after %.1f s", topology_id, drain_secs)
-    return drain_secs
+    wait_until_idle(ctx, topology_id, max_secs)
+    return ctx.monotonic() - began
 
 
 def _pause_spouts(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
@@ -355,52 +312,3 @@ def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
         commit(ctx, transaction, "undo_drain")
 
     retry_on_conflict(ctx, f"resuming {topology_id}", attempt)
-
-
-def _is_idle(topology: TopologyView, links: WorkerLinks) -> bool:
-    """True if the spouts of each live worker pause, and no tuple waits and no tree is open."""
-    return workers_answer(topology, links, _has_nothing_under_way)
-
-
-def _has_nothing_under_way(worker: Mapping[str, Any]) -> bool:
-    system = worker.get("system") or {}
-    # With "active", its spouts have not heard yet that they pause. A worker of a former release
-    # does not say it.
-    return not any(system.get(key) for key in ("waiting_tuples", "open_trees", "active"))
-
-
-def workers_answer(
-    topology: TopologyView, links: WorkerLinks, accepts: Callable[[Mapping[str, Any]], bool]
-) -> bool:
-    """True if each live worker of the assignment answers with statistics that ``accepts`` takes.
-
-    A dead worker is left out. One that is alive and does not answer in time makes it false.
-    """
-    assert topology.assignment is not None
-    tokens = {slot: node.token for slot, node in topology.live_workers.items()}
-    key, trusted = links.to(topology)
-    live_workers = [worker for worker in topology.assignment.workers if worker.slot in tokens]
-
-    def is_accepted(worker: WorkerSlot) -> bool:
-        token = tokens[worker.slot]
-        documents = _ask_statistics(worker.host, worker.port, token, key, trusted)
-        return documents is not None and all(accepts(document) for document in documents)
-
-    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
-        return all(pool.map(is_accepted, live_workers))
-
-
-def _ask_statistics(
-    host: str, port: int, token: str, link_key: str, trusted: TrustedServers
-) -> list[Mapping[str, Any]] | None:
-    """Statistics of a worker by itself; ``None`` if it does not answer in time.
-
-    ``token`` is its start token.
-    """
-    try:
-        answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key, trusted)
-    except StormDagsterError:
-        return None
-    documents: Mapping[str, Any] = answer.get("workers") or {}
-    # The topology master answers for the other workers as well.
-    return [document for name, document in documents.items() if name.endswith(f":{port}")]

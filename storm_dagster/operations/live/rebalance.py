@@ -1,7 +1,9 @@
 """Rebalance of a running topology: another parallelism, another spread.
 
 Begin: one transaction makes the base REBALANCING with the delay, and stores the request in a node
-below it. Finish: plan, then one transaction with tasks, assignment and the former status.
+below it. Finish: plan, then one transaction with tasks and assignment, which deletes the request.
+End: the former status returns when every worker applies the assignment, so that no spout sends
+tuples to a task that has moved (``docs/decisions.md#moves-without-replay``).
 """
 
 import functools
@@ -13,7 +15,6 @@ from storm_dagster.core.reassignment import (
     Runnable,
     assignment_of,
     offered_supervisors,
-    rebalance_batch,
     same_workers,
 )
 from storm_dagster.core.rebalancing import new_supervisors, unsteady_reason
@@ -27,7 +28,6 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import (
     Conflict,
     InvalidRequest,
-    NotAlive,
     StormDagsterError,
     Unavailable,
 )
@@ -45,16 +45,27 @@ from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.change_records import PlannedOn, take_over_change
+from storm_dagster.operations.live.rebalance_end import END_REBALANCE, end_rebalance
+from storm_dagster.operations.live.rebalance_placement import place_request
 from storm_dagster.operations.live.rebalance_request import (
     PendingRebalance,
     check_rebalance,
     describe_rebalance,
+    pending_path,
     rebalance_warnings,
+)
+from storm_dagster.operations.live.spout_pause import (
+    ABANDONED_SECS,
+    MAX_IDLE_SECS,
+    RESUME_SECS,
+    killed_meanwhile,
+    wait_for_delay,
+    wait_until_idle,
 )
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.continuing import over_leaders
-from storm_dagster.operations.submit.publishing import plan_or_raise, write_reasons
+from storm_dagster.operations.submit.publishing import write_reasons
 from storm_dagster.operations.transactions import (
     ReplyLost,
     announce,
@@ -67,13 +78,11 @@ from storm_dagster.operations.transactions import (
 from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.transaction import conflict
 
-FINISH_REBALANCE = shared_steps("finish_rebalance", "finish_rebalance", "store.placement.json")
+FINISH_REBALANCE = shared_steps(
+    "finish_rebalance", "finish_rebalance", END_REBALANCE, "store.placement.json"
+)
 ABANDON_REBALANCE = shared_steps("abandon_rebalance", "abandon_rebalance")
 REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
-
-
-_DELAY_POLL_SECS = 2.0
-"""Interval at which a rebalance that waits for its delay polls if its topology was killed."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +113,6 @@ _Attempt = tuple[RebalanceResult, Callable[[], None] | None]
 """Report of a commit, and the function that then stores its reasons, if any."""
 
 
-def _pending_path(topology_id: str) -> str:
-    """Node of the :class:`PendingRebalance`."""
-    return f"{paths.topology(topology_id)}/rebalance"
-
-
 def rebalance(
     ctx: OperationsContext,
     name: str,
@@ -120,6 +124,7 @@ def rebalance(
     *,
     stay: bool = True,
     scheduled: bool = False,
+    drains: bool = False,
     view: ClusterView | None = None,
     request_id: str = "",
 ) -> RebalanceResult:
@@ -138,6 +143,9 @@ def rebalance(
     A ``scheduled`` rebalance, which no user asked for, has no effect unless the topology is steady
     when it begins (``reason`` names why), and does not move tasks to a supervisor that registered
     less than ``nimbus.rebalance.quiet.secs`` ago.
+
+    With ``drains`` it moves tasks off hosts that drain. The delay is at most 30 s, and ends as soon
+    as no tuple is under way. If too few slots are free elsewhere, some workers stay.
 
     The outcome is ``unchanged`` if the request has no effect, ``waiting`` if the leader finishes
     it, ``planned`` for a ``dry_run``. ``view`` is used by a ``dry_run`` only, so that many of them
@@ -161,7 +169,7 @@ def rebalance(
         """Plan the request on this view, and store it unless it has no effect."""
         topology = topology_by_name(current_view, name)
         for raw, attempted_report in attempted:  # The reply of our own commit was lost.
-            pending = ctx.cluster.state.get_data(_pending_path(topology.id))
+            pending = ctx.cluster.state.get_data(pending_path(topology.id))
             if pending == raw and attempted_report.topology_id == topology.id:
                 return attempted_report
         planned[:] = [PlannedOn(topology.id, topology.base_at.version)]
@@ -177,10 +185,12 @@ def rebalance(
         require_offered_host(current_view, topology)
         runnable = load_runnable(ctx, topology)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
+        if drains:
+            delay = min(delay, int(MAX_IDLE_SECS)) + ABANDONED_SECS
         # Before the plan, because a status that does not allow it is refused here.
         waiting_base = apply_event(topology.base, "rebalance", delay_secs=delay)
         request = check_rebalance(topology, runnable, workers, dict(executors or {}), reassign)
-        request = request.model_copy(update={"avoid": tuple(sorted(avoid))})
+        request = request.model_copy(update={"avoid": tuple(sorted(avoid)), "drains": drains})
         plan = _plan(ctx, current_view, topology, runnable, request)
         if not plan.disturbs:
             # No spout has to pause before a change of the base alone.
@@ -193,7 +203,7 @@ def rebalance(
         transaction.set(
             paths.topology(topology.id), encode_record(waiting_base), topology.base_at.version
         )
-        transaction.create(_pending_path(topology.id), encode_record(request))
+        transaction.create(pending_path(topology.id), encode_record(request))
         # A healing since the plan makes it void: then no spout pauses before it is planned again.
         check_assignments(transaction, current_view)
         announce(ctx, transaction, topology.id, VERBS["rebalance"].action)
@@ -208,28 +218,12 @@ def rebalance(
     report = over_leaders(ctx, lambda: retry_on_conflict(ctx, purpose, begin), take_over)
     if report.outcome != "waiting" or (report.delay_secs and not stay):
         return report
-    _wait_for_delay(ctx, report.topology_id, report.delay_secs)
+    if drains and report.delay_secs:
+        wait_until_idle(ctx, report.topology_id, report.delay_secs - ABANDONED_SECS)
+    else:
+        wait_for_delay(ctx, report.topology_id, report.delay_secs)
     planned[:] = [PlannedOn(report.topology_id, None)]
     return over_leaders(ctx, lambda: finish_rebalance(ctx, report.topology_id), take_over)
-
-
-def _wait_for_delay(ctx: OperationsContext, topology_id: str, delay_secs: float) -> None:
-    """Sleep for the delay of a rebalance; :class:`NotAlive` once the topology is killed."""
-    remaining_secs = delay_secs
-    while remaining_secs > 0:
-        pause_secs = min(remaining_secs, _DELAY_POLL_SECS)
-        ctx.sleep(pause_secs)
-        remaining_secs -= pause_secs
-        try:
-            base = ctx.cluster.storm_base(topology_id)
-        except Unavailable:
-            continue  # An election of ZooKeeper is not a reason to give up.
-        if base is None or base.status == "KILLED":
-            raise _killed(topology_id)
-
-
-def _killed(topology_id: str) -> NotAlive:
-    return NotAlive(f"topology {topology_id} was killed while it was rebalanced: submit it again")
 
 
 def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
@@ -271,18 +265,7 @@ def _plan(
     if tasks > _requested_tasks(topology.tasks, {}):
         check_task_limit(ctx.values(), topology.base.name, tasks)
     table = rescale(topology.tasks, changed_executors, fixed_task_components(runnable.spec))
-    batch = rebalance_batch(
-        view,
-        topology,
-        runnable,
-        table,
-        executors=request.executors,
-        workers=request.workers,
-        reassign=request.reassign,
-        avoid=request.avoid,
-    )
-    # By the planner of the context: a run never takes the local planner in place of PySpark.
-    result = plan_or_raise(ctx, batch, topology.base.name, view)
+    batch, result = place_request(ctx, view, topology, runnable, table, request)
     placement = result.placement(topology.base.name)
     check_quotas(ctx.values(), view, topology.base.owner, placement.workers, [topology.id])
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
@@ -341,11 +324,12 @@ def _report(
 def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResult:
     """Apply the pending rebalance of a REBALANCING topology.
 
-    Then the topology gets its former status. If the rebalance no longer fits, the former status
-    returns with the former placement, and the planner's error is raised. While its code cannot be
-    read or the planner does not respond, the topology stays REBALANCING, to be finished later. If
-    another process has finished it already, the outcome is ``unchanged``. :class:`NotAlive` if the
-    topology was killed.
+    Then, once its workers apply the new assignment, the topology gets its former status; if this
+    process cannot do that, another one does, five seconds later. If the rebalance no longer fits,
+    the former status returns with the former placement, and the planner's error is raised. While
+    its code cannot be read or the planner does not respond, the topology stays REBALANCING, to be
+    finished later. If another process has finished it already, the outcome is ``unchanged``.
+    :class:`NotAlive` if the topology was killed.
     """
     epoch = ctx.current_epoch()
     # Of the newest attempt whose reply may be lost: its report, or the error that it gave up with.
@@ -356,27 +340,23 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         """Plan the pending request on this view, and commit it or its abandonment."""
         topology = view.topologies.get(topology_id)
         if topology is None or topology.base.status == "KILLED":
-            raise _killed(topology_id)
-        if topology.base.status != "REBALANCING":
-            for error in abandoned:
-                raise error  # The reply of our own commit was lost.
+            raise killed_meanwhile(topology_id)
+        path = pending_path(topology_id)
+        is_pending = topology.base.status == "REBALANCING"
+        node = ctx.cluster.state.get_data_with_version(path) if is_pending else None
+        if node is None:
+            # Its tasks have moved, or will not move; at most the spouts have to resume.
             for report, _ in attempted:
                 if report.assignment == topology.assignment:
                     return report  # The reply of our own commit was lost.
+            for error in () if is_pending else abandoned:
+                raise error  # The reply of our own commit was lost.
             return _unchanged(topology)  # Another process finished it.
-        path = _pending_path(topology_id)
-        node = ctx.cluster.state.get_data_with_version(path)
+        raw, at = node
+        request = decode_record(PendingRebalance, raw, path)
         after = apply_event(topology.base, "finish_rebalance")
         transaction = ctx.cluster.fenced(epoch)
-        if node is None:
-            # Without a stored request the numbers stay; only the balance is restored.
-            request = PendingRebalance(
-                workers=topology.base.workers, executors=topology.base.executors
-            )
-        else:
-            raw, at = node
-            request = decode_record(PendingRebalance, raw, path)
-            transaction.delete(path, at.version)
+        transaction.delete(path, at.version)
         has_planned = False
 
         def planner(batch: PlacementBatch) -> PlacementResult:
@@ -407,15 +387,20 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
             update={"workers": request.workers, "executors": request.executors}
         )
         after = with_base_conf(after, plan.base_conf)
+        if plan.disturbs and after.status == "ACTIVE":
+            # The spouts resume when the workers know the new places.
+            paused = {"status": "REBALANCING", "previous_status": "ACTIVE"}
+            after = after.model_copy(update={**paused, "delay_secs": RESUME_SECS})
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
         return _apply(ctx, transaction, view, topology, after, plan, attempted)
 
     result = retry_on_conflict(ctx, f"finishing the rebalance of {topology_id}", attempt)
+    ended = end_rebalance(ctx, epoch, result)
     # Only by the process whose commit took effect.
     for report, write_explanation in attempted:
         if report is result and write_explanation is not None:
             write_explanation()
-    return result
+    return ended
 
 
 def _unchanged(topology: TopologyView) -> RebalanceResult:
@@ -461,7 +446,7 @@ def _apply(
     plan: _Plan,
     attempted: list[_Attempt],
 ) -> RebalanceResult:
-    """Commit ``transaction``, which restores the status, with the plan's changes.
+    """Commit ``transaction``, which writes the base ``after``, with the plan's changes.
 
     ``attempted`` is replaced by the attempt before the commit, because its reply may be lost.
     :class:`Conflict`, a lost race, if the tasks have changed since the view was read.

@@ -3,6 +3,7 @@
 import difflib
 
 from storm_dagster.core.reassignment import Runnable
+from storm_dagster.model import paths
 from storm_dagster.model.conf import check_value
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import TOPOLOGY_MASTER
@@ -24,6 +25,15 @@ class PendingRebalance(Record):
     """True if every task moves to a new slot."""
     avoid: tuple[str, ...] = ()
     """Supervisors that get no new work. A leader of the release before does not read it."""
+    drains: bool = False
+    """True for a move off hosts that drain: it waits until no tuple is under way, and workers
+    without a slot elsewhere stay. A leader of the release before does not read it.
+    """
+
+
+def pending_path(topology_id: str) -> str:
+    """Node of the :class:`PendingRebalance`; its tasks have not moved while it exists."""
+    return f"{paths.topology(topology_id)}/rebalance"
 
 
 def check_rebalance(
@@ -89,6 +99,8 @@ def rebalance_warnings(topology: TopologyView, request: PendingRebalance) -> tup
 
 def describe_rebalance(base: StormBase, request: PendingRebalance) -> str:
     """The changes of the request, for the history of the assignment."""
+    if request.drains:
+        return "hosts drain"
     changes: list[str] = []
     if request.workers != base.workers:
         changes.append(f"{request.workers} workers instead of {base.workers}")

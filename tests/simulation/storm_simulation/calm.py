@@ -14,6 +14,7 @@ from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.records import Assignment, StormBase
 from storm_dagster.operations.live.blacklist import change_blacklist
+from storm_simulation.drains import check_calm_drains
 from storm_simulation.rules import ROOT, stored
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Calm:
         self._acknowledged()
         self._serves()
         self._view()
+        check_calm_drains(self)
+        self._await_healed(HEAL_SECS, "after hosts were drained")
         self._losses()
         self._flapping()
         self._idle()

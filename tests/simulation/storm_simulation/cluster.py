@@ -16,6 +16,7 @@ from storm_simulation import names, nimbuses, supervisors
 from storm_simulation.client import SimulatedClient
 from storm_simulation.commands import Command, begin
 from storm_simulation.dagster_side import SimulatedDagster
+from storm_simulation.drains import DRAIN_SECS, Drains
 from storm_simulation.ensemble import Ensemble
 from storm_simulation.kernel import Host, Kernel, Process
 from storm_simulation.known import known
@@ -77,6 +78,7 @@ class Cluster:
         self.known: Counter[str] = Counter()
         self.rules = Rules(self)
         self.owners = Owners(self)
+        self.drains = Drains(self)
         self.processes: dict[int, Process] = {}
         self.workers: dict[int, SimulatedWorker] = {}
         self._ports: dict[tuple[str, int], SimulatedWorker] = {}
@@ -132,6 +134,7 @@ class Cluster:
                 "storm.local.hostname": "client",
                 # It would measure processes of this machine.
                 "supervisor.worker.memory.enforce": False,
+                "supervisor.drain.secs": DRAIN_SECS,
                 **self._conf,
                 **more,
             }

@@ -23,7 +23,7 @@ from storm_dagster.model.errors import (
     error_from_document,
 )
 from storm_dagster.model.names import code_key, conf_key, jar_key
-from storm_dagster.operations.live import deploy
+from storm_dagster.operations.live import spout_pause
 from storm_dagster.supervisor import daemon, local_state, slots
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker
@@ -260,7 +260,7 @@ def _write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = 
 def _ask_statistics(
     host: str, port: int, token: str, link_key: str, trusted: object
 ) -> list[dict[str, object]] | None:
-    """Replacement of ``deploy._ask_statistics``: statistics of a worker, often idle.
+    """Replacement of ``spout_pause._ask_statistics``: statistics of a worker, often idle.
 
     ``None`` when it does not answer.
     """
@@ -278,15 +278,16 @@ def _ask_statistics(
         return None
     kernel.sleep(secs)
     is_idle = kernel.rng.random() < 0.7
-    # Its version of the assignment is the newest: workers of the simulation follow at once.
-    return [{"version": 2**31, "system": {"open_trees": int(not is_idle)}}]
+    placement = None if worker.loop is None else worker.loop.placement
+    version = -1 if placement is None else placement.version
+    return [{"version": version, "system": {"open_trees": int(not is_idle)}}]
 
 
 def install() -> None:
     """Put the simulated processes and files in the place of the system's."""
     for module, replaced in (
         (slots, {"ProcessWatch": ProcessWatch, "HeartbeatFile": HeartbeatFiles}),
-        (deploy, {"_ask_statistics": _ask_statistics}),
+        (spout_pause, {"_ask_statistics": _ask_statistics}),
         (local_state, {"write_atomically": _write_atomically}),
         (
             daemon,
