@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
-from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.draining import move_off_draining
@@ -205,5 +205,6 @@ def test_a_topology_killed_while_its_workers_learn_the_move_stays_killed(world: 
         if point == "after.finish_rebalance":
             kill(world.context(), "wc", wait_secs=60)
 
-    result = rebalance(world.context(checkpoint=observe), "wc", workers=3, wait_secs=0)
-    assert result.status == "KILLED" == world.named().base.status
+    with pytest.raises(NotAlive, match="was killed while it was rebalanced"):
+        rebalance(world.context(checkpoint=observe), "wc", workers=3, wait_secs=0)
+    assert world.named().base.status == "KILLED"

@@ -68,6 +68,7 @@ def _healing_pause(_: str) -> str:
 PLANNED_FROM: Mapping[str, tuple[_Path, ...]] = {
     "rebalance": (_base, _assignments),
     "finish_rebalance": (_base, _pending, paths.assignment, _assignments),
+    "end_rebalance": (_base,),
     "abandon_rebalance": (_base, _pending, _assignments),
     "reassign": (_base, paths.assignment, _assignments),
     "restart": (_base, paths.assignment, _assignments),

@@ -109,6 +109,15 @@ class _Plan:
     """Fields of the base that follow from the conf."""
 
 
+@dataclass(frozen=True)
+class _Moved:
+    """Outcome of a move of tasks; with the status REBALANCING its spouts have to resume."""
+
+    report: RebalanceResult
+    write_explanation: Callable[[], None] = lambda: None
+    """Stores the reasons of the placement, if this process has moved the tasks."""
+
+
 _Attempt = tuple[RebalanceResult, Callable[[], None] | None]
 """Report of a commit, and the function that then stores its reasons, if any."""
 
@@ -223,7 +232,10 @@ def rebalance(
     else:
         wait_for_delay(ctx, report.topology_id, report.delay_secs)
     planned[:] = [PlannedOn(report.topology_id, None)]
-    return over_leaders(ctx, lambda: finish_rebalance(ctx, report.topology_id), take_over)
+    moved = over_leaders(ctx, lambda: _move_tasks(ctx, report.topology_id), take_over)
+    ended = over_leaders(ctx, lambda: end_rebalance(ctx, moved.report), take_over)
+    moved.write_explanation()
+    return ended
 
 
 def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
@@ -331,6 +343,14 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
     finished later. If another process has finished it already, the outcome is ``unchanged``.
     :class:`NotAlive` if the topology was killed.
     """
+    moved = _move_tasks(ctx, topology_id)
+    ended = end_rebalance(ctx, moved.report)
+    moved.write_explanation()
+    return ended
+
+
+def _move_tasks(ctx: OperationsContext, topology_id: str) -> _Moved:
+    """Apply the pending rebalance, up to the move of the tasks."""
     epoch = ctx.current_epoch()
     # Of the newest attempt whose reply may be lost: its report, or the error that it gave up with.
     attempted: list[_Attempt] = []
@@ -395,12 +415,11 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         return _apply(ctx, transaction, view, topology, after, plan, attempted)
 
     result = retry_on_conflict(ctx, f"finishing the rebalance of {topology_id}", attempt)
-    ended = end_rebalance(ctx, epoch, result)
     # Only by the process whose commit took effect.
     for report, write_explanation in attempted:
         if report is result and write_explanation is not None:
-            write_explanation()
-    return ended
+            return _Moved(result, write_explanation)
+    return _Moved(result)
 
 
 def _unchanged(topology: TopologyView) -> RebalanceResult:

@@ -69,14 +69,15 @@ def wait_until_idle(ctx: OperationsContext, topology_id: str, max_secs: float) -
 
 
 def wait_until_applied(ctx: OperationsContext, topology_id: str, version: int) -> None:
-    """Wait until each live worker applies that version of the assignment, or a newer one.
+    """Wait until each live worker applies the assignment, which has at least that version.
 
     A worker that does not know it yet would send tuples to tasks that have moved away. It ends
     after four seconds, and when another process has given the topology another status.
     """
+    newest = version
 
     def applies(worker: Mapping[str, Any]) -> bool:
-        return int(worker.get("version") or 0) >= version
+        return int(worker.get("version") or 0) >= newest
 
     links = WorkerLinks.of(ctx.conf)
     began = ctx.monotonic()
@@ -90,6 +91,9 @@ def wait_until_applied(ctx: OperationsContext, topology_id: str, version: int) -
             return
         if topology.base.status != "REBALANCING":
             return
+        if topology.assignment_at is not None:
+            # A healing may have followed the move.
+            newest = max(newest, topology.assignment_at.version)
         if _workers_answer(topology, links, applies):
             return
         ctx.sleep(_POLL_SECS)

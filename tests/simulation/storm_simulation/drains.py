@@ -183,6 +183,8 @@ class Drains:
         assignment, version, moved_at = move
         if self._cluster.kernel.now - moved_at >= _APPLY_SECS:
             return
+        if not assignment.history or assignment.history[0].action != "rebalanced":
+            return  # A healing came at the same moment: what was dead is replayed in any case.
         slots = {worker.slot for worker in assignment.workers}
         for worker in self._cluster.workers.values():
             spec = worker.spec

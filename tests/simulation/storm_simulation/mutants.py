@@ -20,9 +20,16 @@ from storm_dagster.http import server
 from storm_dagster.model import paths
 from storm_dagster.nimbus import daemon as nimbus_daemon
 from storm_dagster.nimbus.blobs import replication
+from storm_dagster.nimbus.leadership import draining as nimbus_draining
 from storm_dagster.nimbus.leadership import duties, election
 from storm_dagster.operations import transactions
-from storm_dagster.operations.live import cleaner, healing, lifecycle, rebalance
+from storm_dagster.operations.live import (
+    cleaner,
+    healing,
+    lifecycle,
+    rebalance,
+    rebalance_end,
+)
 from storm_dagster.operations.submit import code_storage, continuing, publishing
 from storm_dagster.supervisor import cluster_link, upgrades
 from storm_dagster.worker.runtime import cluster_sync
@@ -350,6 +357,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "a rebalance begins with an overtaken plan",
         "plan",
         (rebalance, "check_assignments", lambda _: lambda transaction, view: transaction),
+    ),
+    _m(
+        "spouts resume before workers know their places",
+        "replay",
+        (rebalance_end, "wait_until_applied", _always(None)),
+    ),
+    _m(
+        "hosts that drain are not moved off",
+        "drain",
+        (nimbus_draining, "topologies_to_move", _always({})),
     ),
     _m(
         "a lease counts for whatever session",

@@ -121,7 +121,7 @@ class LogService:
     """None: nobody reads the logs of simulated hosts."""
 
     url = None
-    announced = SimpleNamespace(run=lambda *_: None)
+    announced = SimpleNamespace(run=lambda *_: None, failure=None)
 
     def start(self, workers: object, state: object, **probes: object) -> None:
         pass
