@@ -9,16 +9,26 @@ import pytest
 from storm_dagster.core.drain_obstacles import drain_obstacles
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.errors import Conflict, Unavailable
+from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.operations.live.draining import move_off_draining, topologies_to_move
 from storm_dagster.operations.live.lifecycle import deactivate, finish_due, kill
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.upgrade import gray_upgrade
+from storm_dagster.testing.waiting import eventually
 from storm_rigs.stage.records import Crash, World
+from storm_rigs.stage.supervisor_link import LinkedSupervisor
 
 pytestmark = pytest.mark.zookeeper
 
 THREE_WORKERS = {"topology.workers": 3, "topology.message.timeout.secs": 1}
 """Conf of a topology with a worker on each of three hosts; its short timeout ends a wait."""
+
+
+class Draining(LinkedSupervisor):
+    """A supervisor that drains."""
+
+    def _info(self, count: int) -> SupervisorInfo:
+        return super()._info(count).model_copy(update={"draining": True})
 
 
 def nodes(world: World, name: str = "wc") -> set[str]:
@@ -124,6 +134,25 @@ def test_a_supervisor_that_drains_names_what_holds_its_workers(world: World) -> 
     assert drain_obstacles(world.cluster.load_view(), "s1") == expected
     kill(world.context(), "wc", wait_secs=3600)
     assert drain_obstacles(world.cluster.load_view(), "s1") == ""
+
+
+@pytest.mark.long
+def test_a_supervisor_reads_what_its_drain_waits_for(world: World) -> None:
+    world.submit("wc", conf=THREE_WORKERS)
+    drain(world, "s2")
+    world.lose_supervisor("s1")
+    supervisor = Draining(world.conf, "s1", ports=())
+    supervisor.link.start()
+    try:
+        eventually(
+            lambda: "no slot is free for it" in supervisor.link.drain_obstacles,
+            60,
+            "the obstacles of the drain",
+        )
+        world.supervisor("s3")
+        eventually(lambda: supervisor.link.drain_obstacles == "", 60, "a free slot")
+    finally:
+        supervisor.link.close()
 
 
 def test_when_every_host_drains_the_error_names_it(world: World) -> None:

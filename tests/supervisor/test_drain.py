@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from storm_dagster.core.slots.drain import ALONE_SECS, DrainState, end_of_drain
+from storm_dagster.supervisor.drain_watch import DrainWatch
 from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.blob_server import BlobServer
 from storm_rigs.servers.pid_namespaces import CONTAINER, first_process, missing_requirement
@@ -151,4 +153,27 @@ def test_a_cluster_that_is_stopped_as_a_whole_is_not_waited_for() -> None:
         seconds=20, max_secs=120, used_ports=(6900,), has_read=True, alone_secs=ALONE_SECS
     )
     reason = end_of_drain(state)
+    assert reason is not None and "every supervisor of the cluster drains" in reason
+
+
+def test_what_a_drain_waits_for_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    obstacles = "wc (6900): no slot is free for it on another host"
+    link: Any = SimpleNamespace(all_drain=False, drain_obstacles=obstacles, desired=object())
+    table: Any = SimpleNamespace(used_ports=lambda: (6900,))
+    watch = DrainWatch(began=100.0, max_secs=120.0)
+    for now in (110.0, 110.25):
+        assert watch.end(now, table, link, is_hurried=False) is None
+    (line,) = caplog.messages
+    assert line.startswith(
+        f"the drain waits at most 110 s longer (supervisor.drain.secs): {obstacles}"
+    )
+    link.drain_obstacles = ""
+    assert watch.end(120.0, table, link, is_hurried=False) is None
+    assert caplog.messages[1:] == [
+        "the drain continues: every topology finds a slot on another host"
+    ]
+    link.all_drain = True
+    assert watch.end(121.0, table, link, is_hurried=False) is None
+    reason = watch.end(121.0 + ALONE_SECS, table, link, is_hurried=False)
     assert reason is not None and "every supervisor of the cluster drains" in reason

@@ -198,6 +198,8 @@ def test_state_is_read_page_by_page_and_by_key(make_rig: Callable[..., WorkerRig
     for wrong in (
         {"limit": "0"},
         {"limit": "1001"},
+        {"limit": "0000005000"},
+        {"limit": "000000001" + "9" * 5000},
         {"limit": "-1"},
         {"after": "5"},
         {"after": "x:1"},
