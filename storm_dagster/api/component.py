@@ -84,6 +84,8 @@ class Collector(Protocol):
 
     def metric(self, name: str, value: Any) -> None: ...
 
+    def awaits(self, source: str, text: str) -> None: ...
+
     def count_batch(self, rows: int, nanos: int) -> None: ...
 
 
@@ -227,6 +229,10 @@ class Component:
         ``"Infinity"`` and ``"-Infinity"`` there, and numbers in Prometheus' format.
         """
         self._bound().metric(name, value)
+
+    def _show_awaited(self, source: str, text: str) -> None:
+        """Show what the task waits for by ``source``; see ``OutageReports``."""
+        self._bound().awaits(source, text)
 
     def raise_exception(self, exception: BaseException, tup: Any = None) -> None:
         """Report an error, without an end of the task.

@@ -1,17 +1,23 @@
 """What a component says while it waits for a system that is away."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Protocol
 
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.names import AWAITED_METRIC
 
 REPORT_MS = 60_000
 """Milliseconds between two reports of one kind."""
-_MAX_METRIC = 300
-"""Characters of the metric's text."""
+COMPONENT = "component"
+"""Source of the texts of a component, as of its sink or its source."""
+_MAX_TEXT = 300
+"""Characters of the text on one system."""
+_MAX_TEXTS = 4
+"""Systems that the metric names; it counts further ones."""
+_MAX_KINDS = 1000
+"""Kinds of reports whose times are kept; then those are forgotten whose minute is over."""
 
 
 class SystemUnavailable(Exception):
@@ -34,7 +40,8 @@ class SystemUnavailable(Exception):
 
     def __init__(self, system: str, reason: object = "", *, after: float | None = None) -> None:
         self.system: str = system
-        self.reason: str = str(reason) or "it does not answer"
+        # One line of the worker's log.
+        self.reason: str = " ".join(str(reason).split()) or "it does not answer"
         self.after: float | None = after
         super().__init__(f"{system} does not answer: {self.reason}")
 
@@ -48,8 +55,8 @@ class SystemUnavailable(Exception):
 class Reporter(Protocol):
     """The component, or its task, which reports for it."""
 
-    def report_metric(self, name: str, value: Any) -> None:
-        """Keep the newest value of a metric."""
+    def _show_awaited(self, source: str, text: str) -> None:
+        """Show what the task waits for by this source of texts; empty: it waits no longer."""
         ...
 
     def raise_exception(self, exception: BaseException) -> None:
@@ -57,78 +64,121 @@ class Reporter(Protocol):
         ...
 
 
-class OutageReports:
-    """Reports of one component about a system that it waits for.
+@dataclass
+class _Outage:
+    """Outage of one system."""
 
-    While the system is away, the metric ``what it waits for`` names it, with the time since when
-    and the newest cause. The errors of the task show the begin and the end of an outage, each once.
-    A system that goes and comes is reported at most once a minute. Used by the thread that runs the
+    since_ms: int
+    text: str = ""
+    """What the metric shows of it."""
+    reported: set[str] = field(default_factory=set)
+    """Kinds of errors that are reported since its begin."""
+    report_at: int = 0
+    """Time from which on another kind may be reported."""
+
+
+class OutageReports:
+    """Reports of one component about the systems that it waits for.
+
+    While a system is away, the metric ``what it waits for`` names it, with the time since when and
+    the newest cause. The errors of the task show the begin and the end of an outage, each once. A
+    system that goes and comes is reported at most once a minute. Used by the thread that runs the
     component.
     """
 
-    def __init__(self, reporter: Reporter, now_ms: Callable[[], int]) -> None:
-        """``now_ms``: the clock of the reports, in milliseconds since 1970."""
+    def __init__(
+        self, reporter: Reporter, now_ms: Callable[[], int], source: str = COMPONENT
+    ) -> None:
+        """``now_ms``: the clock of the reports, in milliseconds since 1970.
+
+        ``source``: who waits. A task shows the texts of all of its sources.
+        """
         self._reporter = reporter
         self._now_ms = now_ms
+        self._source = source
         self._report_at: dict[str, int] = {}
         """Kind of report -> time from which on it may be reported once more."""
-        self._told: set[str] = set()
-        """Kinds that are reported since the begin of this outage."""
-        self._what = ""
-        """The system that is away; empty without an outage."""
-        self.since_ms: int = 0
-        """Begin of the outage, in milliseconds since 1970; 0 while the system answers."""
+        self._outages: dict[str, _Outage] = {}
+        """System that is away -> its outage."""
+        self._since_ms = 0
+        """Begin of the wait, in milliseconds since 1970; 0 without one."""
 
     def begin(self) -> None:
-        """Note that the system does not answer, if that is new."""
-        self.since_ms = self.since_ms or self._now_ms()
+        """Note that a system does not answer, if that is new."""
+        self._since_ms = self._since_ms or self._now_ms()
 
     def tell(self, what: str, kind: str, cause: str, error: Callable[[str], Exception]) -> None:
         """Show that the component waits for ``what``, and report that once for each kind of error.
 
-        ``error`` makes the error from the begin of the outage as text.
+        At most one kind is reported in a minute. ``error`` makes the error from the begin of the
+        outage as text.
         """
         self.begin()
-        self._what = what
-        since = _utc(self.since_ms)
+        outage = self._outages.get(what)
+        if outage is None:
+            # A wait that was not reported before is that for this system.
+            outage = _Outage(self._now_ms() if self._outages else self._since_ms)
+            self._outages[what] = outage
+        since = _utc(outage.since_ms)
         text = mask_text(f"waits for {what} since {since}: {cause}")
-        self._reporter.report_metric(AWAITED_METRIC, f"{text:.{_MAX_METRIC}}")
-        if kind not in self._told and self.may_report(kind):
-            self._told.add(kind)
+        outage.text = f"{text:.{_MAX_TEXT}}"
+        self._show()
+        now = self._now_ms()
+        if kind not in outage.reported and now >= outage.report_at and self.may_report(kind):
+            outage.reported.add(kind)
+            outage.report_at = now + REPORT_MS
             self._reporter.raise_exception(error(since))
 
-    def end(self) -> None:
-        """Note that the system answers.
+    def end(self, what: str | None = None) -> None:
+        """Note that a system answers, or without ``what`` that all do.
 
         It is reported if the begin of the outage was.
         """
-        if not self.since_ms:
+        if not self._since_ms:
             return
-        what = self._what
-        secs = (self._now_ms() - self.since_ms) // 1000
-        since = _utc(self.since_ms)
-        was_told = bool(self._told)
-        self.since_ms = 0
-        self._what = ""
-        self._told.clear()
-        if not what:
+        for name in list(self._outages):
+            if what in (None, name):
+                self._end(name)
+        if not self._outages:
+            self._since_ms = 0
+
+    def _end(self, what: str) -> None:
+        outage = self._outages.pop(what)
+        self._show()
+        if not outage.reported:
             return
-        self._reporter.report_metric(AWAITED_METRIC, "")
-        if was_told:
-            self._reporter.raise_exception(
-                Unavailable(
-                    f"{what} answers again: it was away for {secs} s, since {since}; "
-                    "what waited for it goes on"
-                )
+        secs = (self._now_ms() - outage.since_ms) // 1000
+        since = _utc(outage.since_ms)
+        self._reporter.raise_exception(
+            Unavailable(
+                f"{what} answers again: it was away for {secs} s, since {since}; "
+                "what waited for it goes on"
             )
+        )
+
+    def drop(self) -> None:
+        """Forget the outages without a report: the component has ended, and the next one asks."""
+        self._since_ms = 0
+        if self._outages:
+            self._outages.clear()
+            self._show()
 
     def may_report(self, kind: str) -> bool:
         """True once a minute for each kind of report: a true result counts as its report."""
         now = self._now_ms()
         if now < self._report_at.get(kind, 0):
             return False
+        if len(self._report_at) >= _MAX_KINDS:
+            self._report_at = {name: at for name, at in self._report_at.items() if at > now}
         self._report_at[kind] = now + REPORT_MS
         return True
+
+    def _show(self) -> None:
+        texts = [outage.text for outage in self._outages.values()]
+        others = len(texts) - _MAX_TEXTS
+        if others > 0:
+            texts = [*texts[:_MAX_TEXTS], f"and for {others} other systems"]
+        self._reporter._show_awaited(self._source, "; ".join(texts))
 
 
 def _utc(time_ms: int) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -308,3 +310,170 @@ def test_another_error_ends_the_wait_and_fails_its_tuple() -> None:
         errors = [str(error) for _, error in harness.errors]
         assert "a bad row" in errors[1] or "a bad row" in errors[2]
         assert any("the orders API answers again" in error for error in errors)
+
+
+class TwoSystems:
+    """Two systems of a user, of which some are away."""
+
+    away: ClassVar[set[str]] = set()
+    stored: ClassVar[list[Any]] = []
+
+    @classmethod
+    def store(cls, system: str, value: Any) -> None:
+        if system in cls.away:
+            raise SystemUnavailable(system, f"{system} refuses")
+        cls.stored.append(value)
+
+
+@pytest.fixture
+def two() -> type[TwoSystems]:
+    TwoSystems.away = {"the orders API", "the calendar"}
+    TwoSystems.stored = []
+    return TwoSystems
+
+
+class TwoCalls(Bolt):
+    """Needs one system for its tuples, and another one for its ticks."""
+
+    config = {"topology.tick.tuple.freq.secs": 1}
+
+    def process(self, tup: Tuple) -> None:
+        TwoSystems.store("the orders API", tup.values[0])
+
+    def process_tick(self, tup: Tuple) -> None:
+        TwoSystems.store("the calendar", "tick")
+
+
+class TwoTuples(Bolt):
+    """Has two tuples in flight, each of which needs another system."""
+
+    async def process(self, tup: Tuple) -> None:
+        system = "the orders API" if tup.values[0] == 0 else "the calendar"
+        # Long enough for the other one to begin.
+        await asyncio.sleep(0.1)
+        TwoSystems.store(system, tup.values[0])
+
+
+def _systems_of(text: str) -> set[str]:
+    """The systems that the metric names."""
+    return set(re.findall(r"waits for (the [\w ]+?) since ", text))
+
+
+@pytest.mark.parametrize(
+    ("bolt", "first"),
+    [(TwoCalls, "the calendar"), (TwoTuples, "the calendar"), (TwoTuples, "the orders API")],
+)
+def test_a_task_that_waits_for_two_systems_shows_each_until_it_answers(
+    bolt: type[Bolt], first: str, two: type[TwoSystems]
+) -> None:
+    (second,) = two.away - {first}
+    builder = _bolt_topology(bolt)
+    with TopologyHarness(builder, {"numbers": [[0], [1]]}, simulated=True) as harness:
+        runner = _runner(harness, "store")
+
+        def awaits(*systems: str) -> None:
+            def shown() -> bool:
+                harness.advance(1)
+                time.sleep(0.01)
+                text = runner.stats.metrics.get(AWAITED_METRIC, "")
+                return _systems_of(text) == set(systems)
+
+            eventually(shown, 60, f"it waits for {systems}")
+
+        awaits(first, second)
+        harness.advance(60)
+        awaits(first, second)
+        two.away = {second}
+        awaits(second)
+        harness.advance(60)
+        awaits(second)
+        assert runner.target_is_away(), "spouts are held"
+        two.away = set()
+        awaits()
+        assert not runner.target_is_away()
+        texts = [str(error) for _, error in harness.errors]
+        ends = [text for text in texts if "answers again" in text]
+        assert len(texts) == 4, "begin and end of each"
+        assert [text.partition(" answers")[0] for text in ends] == [first, second]
+
+
+class Reporting(Bolt):
+    """Reports the first number to Dagster, and stores the second one."""
+
+    assets = ["lake/orders"]
+
+    def process(self, tup: Tuple) -> None:
+        if tup.values[0] == 0:
+            self.dagster.observe("lake/orders")
+        else:
+            System.store(tup.values[0])
+
+
+class ReportingInThread(Reporting):
+    blocking = True
+
+
+@pytest.mark.parametrize("first", ["events", "system"])
+@pytest.mark.parametrize("bolt", [Reporting, ReportingInThread])
+def test_a_task_whose_events_wait_and_that_names_a_system_shows_both(
+    bolt: type[Bolt], first: str
+) -> None:
+    builder = _bolt_topology(bolt)
+    with TopologyHarness(builder, {"numbers": [[0], [1]]}, simulated=True) as harness:
+        harness.dagster_up = False
+        runner = _runner(harness, "store")
+
+        def awaits(*systems: str) -> bool:
+            harness.advance(1)
+            time.sleep(0.01)
+            text = runner.stats.metrics.get(AWAITED_METRIC, "")
+            return all(
+                (name in text) == (name in systems) for name in ("the cluster", "the orders")
+            )
+
+        eventually(lambda: awaits("the cluster", "the orders"), 60, "it waits for both")
+        if first == "events":
+            harness.dagster_up = True
+            eventually(lambda: awaits("the orders"), 60, "it waits for the API")
+            System.is_away = False
+        else:
+            System.is_away = False
+            eventually(lambda: awaits("the cluster"), 60, "it waits for the cluster")
+            harness.dagster_up = True
+        eventually(lambda: awaits(), 60, "it waits for nothing")
+
+
+class Crashing(Bolt):
+    """Its task crashes while it waits; it needs no system after that."""
+
+    config = {"topology.tick.tuple.freq.secs": 1}
+    crashes: ClassVar[int] = 0
+
+    async def process(self, tup: Tuple) -> None:
+        System.store(tup.values[0])
+
+    def process_tick(self, tup: Tuple) -> None:
+        if not type(self).crashes and not System.is_away:
+            type(self).crashes += 1
+            raise SystemExit("the task ends")
+
+
+def test_a_task_that_is_made_again_waits_for_nothing() -> None:
+    Crashing.crashes = 0
+    builder = _bolt_topology(Crashing)
+    with TopologyHarness(builder, {"numbers": [[1]]}, simulated=True) as harness:
+        runner = _runner(harness, "store")
+        eventually(lambda: harness.advance(1) and runner.target_is_away(), 60, "it waits")
+        # The next tick ends the task, and its tuple fails with it.
+        System.is_away = False
+        runner.instance.process = _never
+        eventually(
+            lambda: harness.advance(1) and Crashing.crashes and not runner.target_is_away(),
+            60,
+            "the new task waits for nothing",
+        )
+        assert runner.stats.metrics[AWAITED_METRIC] == ""
+
+
+async def _never(tup: Tuple) -> None:
+    raise SystemUnavailable("the orders API", "it was away")

@@ -28,7 +28,6 @@ from storm_dagster.host.worker_spec import WorkerSpec
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import (
     InvalidRequest,
-    StormDagsterError,
     Unavailable,
     typed_error_text,
 )
@@ -48,6 +47,10 @@ _REQUEST_SECS = 30.0
 """Longest time for which a nimbus may not respond."""
 _CLUSTER = "the cluster, for its events for Dagster,"
 """What a task waits for, in its reports."""
+_SOURCE = "events"
+"""Source of the texts on what a task waits for."""
+_LOG_SECS = 60.0
+"""Shortest time between two lines of the log on trouble."""
 _EXPIRE_SECS = 5.0
 """Interval of the checks for events whose tuples have timed out."""
 
@@ -239,14 +242,16 @@ class EventDelivery:
         for task, count in waiting.items():
             if task not in self._outages:
                 reporter = TaskReporter(self._runners[task])
-                self._outages[task] = OutageReports(reporter, self._shared.now_ms)
+                self._outages[task] = OutageReports(reporter, self._shared.now_ms, _SOURCE)
             text = f"{count} events wait to be taken by the cluster, and their tuples with them"
             error = Unavailable(f"{text}: {trouble}")
             self._outages[task].tell(_CLUSTER, _CLUSTER, trouble, lambda since, error=error: error)
 
     def close(self, task: int) -> None:
         """Drop the events of a task that closes here."""
-        self._outages.pop(task, None)
+        reports = self._outages.pop(task, None)
+        if reports is not None:
+            reports.drop()
         for holder in self.outbox.close(task):
             self._shared.ledger.fail(holder, LOST)
 
@@ -282,8 +287,10 @@ class EventSender:
     def __post_init__(self) -> None:
         self._batches: queue.SimpleQueue[list[ReportedEvent]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._trouble: str | None = None
-        """Trouble of the last response; only a change of it is logged."""
+        self._logged_problem: str | None = None
+        """Trouble that was logged last; ``None`` after its end."""
+        self._log_at = 0.0
+        """Time from which on trouble may be logged (monotonic clock)."""
 
     def send(self, batch: list[ReportedEvent]) -> None:
         """Queue a batch."""
@@ -301,12 +308,25 @@ class EventSender:
                 if http is None:
                     http = self._client()
                 response = self._post(http, batch)
-            except (StormDagsterError, ValueError, KeyError, TypeError) as error:
+            except Exception as error:
+                # A nimbus that is away, or that answers in another form. The thread must not end:
+                # the events would wait permanently, without a reason.
                 response = ReportResponse(problem=typed_error_text(error))
-            if response.problem != self._trouble:
-                self._trouble = response.problem
-                _log.warning("events for Dagster: %s", response.problem or "they are taken again")
+            self._log_problem(response.problem)
             self.on_response(response)
+
+    def _log_problem(self, problem: str | None) -> None:
+        """Log a problem that is new, at most once a minute, and the end of one that was logged."""
+        if problem is None:
+            if self._logged_problem is not None:
+                _log.warning("events for Dagster: they are taken again")
+            self._logged_problem = None
+            return
+        now = time.monotonic()
+        if problem != self._logged_problem and now >= self._log_at:
+            self._logged_problem = problem
+            self._log_at = now + _LOG_SECS
+            _log.warning("events for Dagster: %s", problem)
 
     def _client(self) -> httpx.Client:
         """A client for nimbus; :class:`InvalidRequest` if a file of its TLS cannot be used."""

@@ -1,6 +1,6 @@
-"""Reports of a task on the system that it waits for."""
+"""Reports of a task on the systems that it waits for."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class ReportingTask(Protocol):
@@ -13,8 +13,8 @@ class ReportingTask(Protocol):
         """
         ...
 
-    def publish(self, name: str, value: Any) -> None:
-        """Keep the newest value of a metric; any thread that runs the task."""
+    def show_awaited(self, source: str, text: str) -> None:
+        """Show what the task waits for by this source; any thread that runs the task."""
         ...
 
 
@@ -24,9 +24,8 @@ class TaskReporter:
     def __init__(self, task: ReportingTask) -> None:
         self._task = task
 
-    def report_metric(self, name: str, value: Any) -> None:
-        """Keep the newest value of a metric."""
-        self._task.publish(name, value)
+    def _show_awaited(self, source: str, text: str) -> None:
+        self._task.show_awaited(source, text)
 
     def raise_exception(self, exception: BaseException) -> None:
         """Report an error of the task."""

@@ -83,8 +83,8 @@ class StateTask(Protocol):
         """Keep the newest value of a metric."""
         ...
 
-    def publish(self, name: str, value: Any) -> None:
-        """Keep the newest value of a metric; any thread that runs the task."""
+    def show_awaited(self, source: str, text: str) -> None:
+        """Show what the task waits for by ``source``; any thread that runs the task."""
         ...
 
     def call_in_loop(self, action: Callable[[], Any]) -> None:

@@ -394,6 +394,7 @@ class WindowDriver:
                     pause_secs = self.runner.wait.pause_secs() or 0.0
                     self._retry_at = now + round(pause_secs * 1000)
                     break
+                self.runner.wait.end("window")
                 self._tries += 1
                 given_up = bolt.window_tries is not None and self._tries >= bolt.window_tries
                 consequence = f": dropped with {len(pane.items)} tuples" if given_up else ""

@@ -47,6 +47,9 @@ class BaseCollector:
         pair = metric_value(name, value)
         self._runner.call_in_loop(lambda: self._runner.metric(*pair))
 
+    def awaits(self, source: str, text: str) -> None:
+        self._runner.call_in_loop(lambda: self._runner.awaited.show(source, text))
+
     def count_batch(self, rows: int, nanos: int) -> None:
         self._runner.call_in_loop(lambda: self._runner.stats.count_batch(rows, nanos))
 

@@ -16,7 +16,6 @@ from storm_dagster.core.dataplane.acking import PendingMap
 from storm_dagster.model.bounded_map import BoundedMap
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_text
 from storm_dagster.model.json_values import shown_json
-from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.model.values import copy_value, decode_value, encode_value
 from storm_dagster.model.wire import DeadLetterQuery
@@ -26,6 +25,7 @@ from storm_dagster.worker.state.storage import dead_letter_log
 from storm_dagster.worker.tasks.plain_values import short_repr
 from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.stats import TaskStats
+from storm_dagster.worker.tasks.system_wait import AwaitedTexts
 
 _log = logging.getLogger(__name__)
 Verdict = bool | Literal["lost"] | None
@@ -38,6 +38,8 @@ _MAX_IDS = 10_000
 _PAGE_BYTES = 1 << 20
 """Length of a page after which it gets no further letter."""
 
+_SOURCE = "dead letters"
+"""Source of the text on what a task waits for."""
 _REPORT_MS = 60_000
 """Milliseconds between two reports that letters fill their room, or are dropped."""
 _HOLDS = (
@@ -90,6 +92,7 @@ class LetterSpout(Protocol):
     part: ComponentSpec
     shared: Shared
     stats: TaskStats
+    awaited: AwaitedTexts
     pending: PendingMap[Any]
     send: Callable[..., Any]
     """Emit of the spout, which is created when it opens."""
@@ -189,13 +192,13 @@ class DeadLetters:
         if is_full:
             self._held_since = now
             why = _HOLDS.format(used=used, limit=log.max_bytes, name=runner.context.topology_name)
-            runner.metric(AWAITED_METRIC, why)
+            runner.awaited.show(_SOURCE, why)
             self._hold_is_told = now >= self._report_hold_at
             if self._hold_is_told:
                 self._report_hold_at = now + _REPORT_MS
                 runner.report(Unavailable(f"the spout emits nothing: {why}"), "dead letters")
             return
-        runner.metric(AWAITED_METRIC, "")
+        runner.awaited.show(_SOURCE, "")
         if self._hold_is_told:
             secs = (now - self._held_since) // 1000
             text = (

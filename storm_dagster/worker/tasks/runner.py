@@ -7,7 +7,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from storm_dagster.api.context import TopologyContext
-from storm_dagster.api.outages import SystemUnavailable
+from storm_dagster.api.error_pauses import ErrorPauses
+from storm_dagster.api.outages import COMPONENT, SystemUnavailable
 from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.names import SYSTEM
@@ -22,11 +23,10 @@ from storm_dagster.worker.dataplane.sending import (
 )
 from storm_dagster.worker.dataplane.tree import LOST, Reason
 from storm_dagster.worker.state.host import MAX_RETRY_SECS
-from storm_dagster.worker.tasks.error_pauses import ErrorPauses
 from storm_dagster.worker.tasks.errors import describe_error
 from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.stats import TaskStats
-from storm_dagster.worker.tasks.system_wait import SystemWait
+from storm_dagster.worker.tasks.system_wait import AwaitedTexts, SystemWait
 
 if TYPE_CHECKING:
     from storm_dagster.worker.state.driver import StateDriver
@@ -108,6 +108,7 @@ class Runner:
         """True while some of its events wait for a cluster that does not take them. Any thread."""
         self.wait = SystemWait(self)
         """Wait for a system that the component named as unavailable."""
+        self.awaited = AwaitedTexts(self.metric)
         self.in_cycle = False
         """True if its component reads, directly or not, from all components that hold it back."""
         self.next_turn = 0.0
@@ -325,6 +326,8 @@ class Runner:
         Its tuples fail. Used only by the loop.
         """
         self.close(retire=True)
+        self.wait.drop()
+        self.awaited.show(COMPONENT, "")
         self.status = "starting"
         self._retry_at = self.shared.clock() + 1.0
         self.crashed = False
@@ -471,9 +474,9 @@ class Runner:
         if name in metrics or len(metrics) < 100:
             metrics[name] = value
 
-    def publish(self, name: str, value: Any) -> None:
-        """Keep the newest value of a metric, as :meth:`metric`. Any thread that runs the task."""
-        self.metric(name, value)
+    def show_awaited(self, source: str, text: str) -> None:
+        """Show what the task waits for by ``source``. Any thread that runs the task."""
+        self.awaited.show(source, text)
 
     def send_to_peer(self, task: int, values: Sequence[Any]) -> None:
         """Send a message to another task of the component.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from storm_dagster.api.error_pauses import ErrorPauses
 from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple
@@ -21,7 +22,6 @@ from storm_dagster.worker.dataplane.tree import Tree, next_edge
 from storm_dagster.worker.tasks.bolts import emitted_on
 from storm_dagster.worker.tasks.collectors import BoltCollector
 from storm_dagster.worker.tasks.dead_letters import DeadLetters, Notify, Verdict
-from storm_dagster.worker.tasks.error_pauses import ErrorPauses
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
 VERDICTS = {True: "ack", False: "fail", None: "given_up", "lost": "_lost"}

@@ -18,6 +18,7 @@ from typing import Any
 
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.component import Collector
+from storm_dagster.api.outages import COMPONENT
 from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple, TupleId
 from storm_dagster.host.futures import fulfill
@@ -108,6 +109,8 @@ class ThreadMixin(Runner, ABC):
             self._thread = None
             self._stopping = False
             self.crashed = False
+            self.wait.drop()
+            self.awaited.show(COMPONENT, "")
         if self._thread is None:
             if now < self._retry_at:
                 return False
@@ -134,7 +137,6 @@ class ThreadMixin(Runner, ABC):
         self.status = "running"
         self.start_failure = ""
         self.next_tick: float = now + (self.tick_secs or 0.0)
-        self.wait.end("initialize")
         return True
 
     def run_loop_calls(self) -> bool:
@@ -248,12 +250,12 @@ class ThreadMixin(Runner, ABC):
         else:
             super().report(error, activity)
 
-    def publish(self, name: str, value: Any) -> None:
-        """Publish as :meth:`Runner.publish`; any thread."""
+    def show_awaited(self, source: str, text: str) -> None:
+        """Show as :meth:`Runner.show_awaited`; any thread."""
         if threading.current_thread() is self._thread:
-            self.call_in_loop(lambda: self.metric(name, value))
+            self.call_in_loop(lambda: self.awaited.show(source, text))
         else:
-            super().publish(name, value)
+            super().show_awaited(source, text)
 
     def restart(self) -> None:
         """Restart as :meth:`Runner.restart`, with another thread.
@@ -390,6 +392,7 @@ class ThreadMixin(Runner, ABC):
             self._opened.put(error)
             self.shared.wake()
             return
+        self.wait.end("initialize")
         self._opened.put(None)
         self.shared.wake()
         self._calls.clear()

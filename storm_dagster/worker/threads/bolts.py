@@ -241,8 +241,6 @@ class AsyncBoltRunner(BlockingBoltRunner):
 
     def _work(self) -> None:
         self._ending = False
-        self._waiting_ids: set[Any] = set()
-        """Ids of tuples that wait for a system."""
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
@@ -322,8 +320,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
             self._calls[tup.id] = (begin / 1e9, "process", coroutine)
             await coroutine
         except SystemUnavailable as error:
-            self._waiting_ids.add(tup.id)
-            self.wait.begin(error)
+            self.wait.begin(error, "tuple", tup.id)
             return False
         except self.shared.catches as error:
             if self._ending and isinstance(error, asyncio.CancelledError):
@@ -334,10 +331,8 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 self.call_in_loop(lambda: self.ack(tup))
         finally:
             self._calls.pop(tup.id, None)
-        if tup.id in self._waiting_ids:
-            # Other tuples, which need no answer of the system, do not show that it is back.
-            self._waiting_ids.clear()
-            self.wait.end()
+        # Other tuples, which need no answer of the system, do not show that it is back.
+        self.wait.end("tuple", tup.id)
         return True
 
     async def _run_async_tick(self, begin: int) -> None:

@@ -6,10 +6,10 @@ import queue
 import time
 from typing import Any
 
+from storm_dagster.api.error_pauses import ErrorPauses
 from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.tasks.dead_letters import Verdict
-from storm_dagster.worker.tasks.error_pauses import ErrorPauses
 from storm_dagster.worker.tasks.spouts import VERDICTS, SpoutBase
 from storm_dagster.worker.threads.base import STOP, ThreadMixin
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from storm_dagster.api import Tuple
 from storm_dagster.api.context import TopologyContext
+from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.testing.waiting import eventually
 
@@ -52,6 +53,9 @@ class Recorder:
 
     def metric(self, name: str, value: Any) -> None:
         self.metrics[name] = value
+
+    def awaits(self, source: str, text: str) -> None:
+        self.metrics[AWAITED_METRIC] = text
 
     def count_batch(self, rows: int, nanos: int) -> None:
         self.written.append(rows)
