@@ -424,12 +424,35 @@ class StateDriver:
             self._ack(tup)
         if self.windows is not None:
             self.windows.on_saved()
-        if rotates_ids:
-            self._rotate_ids_at = self.runner.shared.now_ms() + self._generation_ms
-            self._forgotten = self.log.contents.rotate_ids()
-            self.log.append(Checkpoint(rotated=True))
-        self.log.compact()
         self._saved_at = time.monotonic()
+        if rotates_ids and not self._rotate_ids():
+            return
+        self._compact()
+
+    def _rotate_ids(self) -> bool:
+        """Begin a generation of ids. False if that cannot be saved: the task crashes then."""
+        self._rotate_ids_at = self.runner.shared.now_ms() + self._generation_ms
+        self._forgotten = self.log.contents.rotate_ids()
+        try:
+            self.log.append(Checkpoint(rotated=True))
+        except Exception as error:
+            self.crash(error)
+            return False
+        return True
+
+    def _compact(self) -> None:
+        """Rewrite the log if it is long.
+
+        An error is reported. While checkpoints can be appended to the log as it is, the task
+        continues with it; if its file is closed, the task crashes, and opens the state again.
+        """
+        try:
+            self.log.compact()
+        except Exception as error:
+            if self.log.is_open:
+                self.runner.report(error, "rewriting the state")
+            else:
+                self.crash(error)
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics of the state. Any thread.

@@ -141,6 +141,11 @@ class StateLog:
         """Number of the division, and opening."""
         return self._number, self._opening
 
+    @property
+    def is_open(self) -> bool:
+        """True if checkpoints can be appended."""
+        return self._file >= 0
+
     def _refuse_older(self, current: str, newest: str) -> None:
         """Raise :class:`Unavailable`, since the state is older than the cluster knows.
 
