@@ -25,6 +25,9 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _LONE = re.compile("[\ud800-\udfff]")
 """Halves of characters, which UTF-8 cannot hold."""
+_MIN_INT = -(1 << 63)
+_MAX_INT = (1 << 64) - 1
+"""Whole numbers that a request to nimbus can hold."""
 _MAX_DEPTH = 8
 """Levels of lists and maps in metadata."""
 TARGET_PART = "@target"
@@ -183,7 +186,7 @@ def _plain(value: Any, subject: str, place: str, depth: int) -> Any:
     value = _scalar(value)
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int):
+    if isinstance(value, int) and _MIN_INT <= value <= _MAX_INT:
         return int(value)
     if isinstance(value, str) and not _LONE.search(value):
         return str(value)
@@ -197,15 +200,25 @@ def _plain(value: Any, subject: str, place: str, depth: int) -> Any:
     if (
         depth < _MAX_DEPTH
         and isinstance(value, Mapping)
-        and all(isinstance(key, str) and key for key in value)
+        and all(isinstance(key, str) and key and not _LONE.search(key) for key in value)
     ):
         return {
             key: _plain(item, subject, f"{place}[{key!r:.40}]", depth + 1)
             for key, item in value.items()
         }
     raise InvalidRequest(
-        f"{subject}: {place} is {value!r:.60} ({type(value).__name__}), which JSON cannot hold: "
+        f"{subject}: {place} is {_shown(value)} ({type(value).__name__}), which JSON cannot hold: "
         "give"
-        " strings, finite numbers, booleans, None, lists or maps with strings as keys, at most"
-        f" {_MAX_DEPTH} deep (a datetime as .isoformat(), an array as .tolist())"
+        " strings without halves of characters, finite numbers of 64 bits, booleans, None, lists"
+        f" or maps with strings as keys, at most {_MAX_DEPTH} deep (a datetime as .isoformat(),"
+        " an array as .tolist(), a larger number as str())"
     )
+
+
+def _shown(value: Any) -> str:
+    """The beginning of the ``repr`` of a value, for an error."""
+    try:
+        return f"{value!r:.60}"
+    except Exception:
+        # A whole number that is too long for text, or a class of its own.
+        return "a value without a text"
