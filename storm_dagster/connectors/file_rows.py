@@ -197,10 +197,112 @@ def _check_header(header: Sequence[str], error: str, delimiter: str | None, numb
 
 
 def parquet_rows(file: Any) -> Iterator[FileRow]:
-    """The rows of a Parquet file as maps."""
+    """The rows of a Parquet file as maps.
+
+    Times in nanoseconds become microseconds, those of int96 as Spark reads them. A row with a value
+    that Python cannot hold has an error, such as a time with nanoseconds, a date after the year
+    9999, or text that is not UTF-8. Raises ``ValueError`` if a name occurs twice in the schema.
+    """
     from pyarrow.parquet import ParquetFile
 
+    # In nanoseconds, years after 2262 would become others without an error.
+    reader = ParquetFile(file, coerce_int96_timestamp_unit="us")
+    _check_names(reader.schema_arrow)
     # 1000 rows at a time bound the memory.
-    for batch in ParquetFile(file).iter_batches(1000):
-        for row in batch.to_pylist():
-            yield FileRow(row)
+    for batch in reader.iter_batches(1000):
+        try:
+            rows = _in_microseconds(batch).to_pylist()
+        except Exception:
+            for index in range(batch.num_rows):
+                yield _parquet_row(batch.slice(index, 1))
+        else:
+            for row in rows:
+                yield FileRow(row)
+
+
+def _check_names(parts: Any) -> None:
+    """Raise ``ValueError`` if two columns, or two fields of a struct, have one name."""
+    names: set[str] = set()
+    for part in parts:
+        if part.name in names:
+            raise ValueError(f"its schema has {part.name!r} twice: rename a column or field")
+        names.add(part.name)
+        _check_names_inside(part.type)
+
+
+def _check_names_inside(kind: Any) -> None:
+    from pyarrow import types
+
+    if not types.is_nested(kind):
+        return
+    parts = [kind.field(index) for index in range(kind.num_fields)]
+    if types.is_struct(kind):
+        _check_names(parts)
+        return
+    for part in parts:
+        _check_names_inside(part.type)
+
+
+def _in_microseconds(batch: Any) -> Any:
+    """A batch of Arrow whose times and durations have no nanoseconds, which Python lacks.
+
+    Raises ``ValueError`` of Arrow if that would change a value.
+    """
+    import pyarrow
+
+    schema = pyarrow.schema([_field_in_microseconds(field) for field in batch.schema])
+    if schema == batch.schema:
+        return batch
+    columns: list[Any] = []
+    for column, field in zip(batch.columns, schema, strict=True):
+        columns.append(column if column.type == field.type else column.cast(field.type))
+    return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _field_in_microseconds(field: Any) -> Any:
+    return field.with_type(_type_in_microseconds(field.type))
+
+
+def _type_in_microseconds(kind: Any) -> Any:
+    """The type with microseconds in place of nanoseconds, also inside of lists and structs."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if types.is_time64(kind) and kind.unit == "ns":
+        return pa.time64("us")
+    if types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _type_in_microseconds(kind.value_type), kind.ordered)
+    if types.is_struct(kind):
+        parts = [kind.field(index) for index in range(kind.num_fields)]
+        return pa.struct([_field_in_microseconds(part) for part in parts])
+    if types.is_map(kind):
+        item_type = _type_in_microseconds(kind.item_type)
+        return pa.map_(_type_in_microseconds(kind.key_type), item_type, kind.keys_sorted)
+    if types.is_large_list(kind):
+        return pa.large_list(_field_in_microseconds(kind.value_field))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_field_in_microseconds(kind.value_field), kind.list_size)
+    if types.is_list(kind):
+        return pa.list_(_field_in_microseconds(kind.value_field))
+    return kind
+
+
+def _parquet_row(row: Any) -> FileRow:
+    """The record of a batch of one row, or its text and the reason why Python cannot hold it."""
+    values: dict[str, Any] = {}
+    error = ""
+    for index, name in enumerate(row.schema.names):
+        column = row.select([index])
+        try:
+            values[name] = _in_microseconds(column).to_pylist()[0][name]
+        except Exception as problem:
+            text = " ".join(str(problem).split())
+            kind = row.schema.field(index).type
+            error = error or f"column {name!r} ({kind}) has no value of Python: {text}"
+    if error:
+        return FileRow(repr(values)[:_MAX_EXCERPT], error=error)
+    return FileRow(values)

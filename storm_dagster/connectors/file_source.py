@@ -301,7 +301,10 @@ class FileSource(Source):
         at_ms = None if modified_secs is None else int(modified_secs * 1000)
         for row in islice(self._rows[name], most):
             self._unread[name] += 1
-            error = f"{name}, line {row.line}: {row.error}" if row.error else ""
+            error = ""
+            if row.error:
+                place = f"row {self._unread[name]}" if row.line is None else f"line {row.line}"
+                error = f"{name}, {place}: {row.error}"
             records.append(
                 SourceRecord(
                     row.value, name, self._unread[name], at_ms=at_ms, line=row.line, error=error
