@@ -28,4 +28,7 @@ def readable_error(error: Any, kafka: Any, brokers: str) -> Exception:
     if inner.name() in _UNREACHABLE:
         return Unavailable(f"Kafka at {brokers} does not answer: {inner.str()}; it is retried")
     # The name comes first, because the spout distinguishes errors by the beginning of their text.
-    return RuntimeError(f"{inner.name()} of Kafka at {brokers}: {inner.str()}")
+    readable = RuntimeError(f"{inner.name()} of Kafka at {brokers}: {inner.str()}")
+    # So it is an error of the client library, and not of the source's code.
+    readable.__cause__ = kafka.KafkaException(inner)
+    return readable

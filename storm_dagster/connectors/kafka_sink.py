@@ -221,7 +221,7 @@ class KafkaSink:
     def _produce(self, index: int, message: _Message, errors: dict[int, Any]) -> None:
         """Send a message; an error of its delivery is added to ``errors``, by its index.
 
-        Raises ``BufferError`` if the client's queue is full for 30 s.
+        Raises :class:`Unavailable` if the client's queue is full for 30 s.
         """
 
         def on_delivery(error: Any, delivered: Any) -> None:
@@ -239,10 +239,13 @@ class KafkaSink:
                     on_delivery=on_delivery,
                 )
                 return
-            except BufferError:
+            except BufferError as error:
                 # The client's queue is full of messages that the brokers have not accepted yet.
                 if time.monotonic() > until:
-                    raise
+                    raise Unavailable(
+                        f"topic {self._topic} has not taken the messages before for {_SECS:g} s: "
+                        f"{error}"
+                    ) from error
                 self._producer.poll(0.1)
 
     def _flush(self, errors: Mapping[int, Any]) -> int:

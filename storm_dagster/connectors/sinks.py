@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from storm_dagster.api.bolts import StatefulBolt
+from storm_dagster.api.error_origins import is_of_system, one_line, without_traceback
+from storm_dagster.api.error_pauses import ErrorPauses
 from storm_dagster.api.outages import REPORT_MS
 from storm_dagster.api.specs import Outputs, Stream
 from storm_dagster.api.target_retries import TargetRetries
@@ -146,7 +148,9 @@ class SinkBolt(StatefulBolt):
     A subclass sets the attributes. A batch is written when it has ``batch_rows`` rows or
     ``batch_bytes`` bytes (strings and bytes; any other value counts as eight), or is ``batch_secs``
     old. While the sink cannot be reached, the task takes no tuples, so that spouts are held back;
-    the batch is retried every 0.5 to 10 s, and the error is reported once a minute.
+    the batch is retried every 0.5 to 10 s, and the error is reported once a minute. After an error
+    of the sink's own code (``TypeError``, ``KeyError`` and the like) it is retried every 1 to 60 s:
+    it is an error of the component, with file and line, and no outage.
 
     Rows that the sink refuses are emitted one by one on the stream ``rejected``, with the reason,
     and acked; if no component reads the stream, they fail, and become dead letters.
@@ -248,6 +252,8 @@ class SinkBolt(StatefulBolt):
         """Token of the last batch that the sink has written."""
         self._room_at = 0
         self._retries = TargetRetries(self)
+        self._mistakes = ErrorPauses(tolerated=0)
+        """Pauses after errors of the sink's own code."""
         self._writing: list[_Entry] = []
         """The batch that is being written; no other is gathered at that time."""
         self._has_begun = False
@@ -356,9 +362,13 @@ class SinkBolt(StatefulBolt):
                 self._report_away(retry)
         except Exception as error:
             self.close()
-            self._retries.wait()
-            self._report_away(error)
+            if is_of_system(error):
+                self._retries.wait()
+                self._report_away(error)
+            else:
+                self._await_repair(error)
         else:
+            self._mistakes.on_success()
             self._retries.end()
             self._is_full = not is_written
 
@@ -479,6 +489,18 @@ class SinkBolt(StatefulBolt):
                 )
             )
 
+    def _await_repair(self, error: Exception) -> None:
+        """Report an error of the sink's own code, and keep the batch for the next call.
+
+        It is no outage of a system: the pauses grow from 1 s to 60 s.
+        """
+        now_ms = self.context.now_ms()
+        self._mistakes.on_error(now_ms / 1000)
+        self._retries.end()
+        self._retries.wait(round(self._mistakes.until * 1000) - now_ms)
+        if self._retries.reports.may_report(type(error).__name__):
+            self.raise_exception(error)
+
     def _report_away(self, error: Exception) -> None:
         """Show what is waited for, and report it once for each type of error.
 
@@ -486,12 +508,13 @@ class SinkBolt(StatefulBolt):
         as :class:`Unavailable` with the number of rows that wait.
         """
         kind = type(error).__name__
+        cause = one_line(error)
 
         def as_report(since: str) -> Exception:
             if isinstance(error, InvalidRequest | MissingPart):
-                return error
+                return without_traceback(error)
             waiting = f"{len(self._writing)} rows wait for the sink, which is retried"
-            return Unavailable(f"{waiting} since {since}: {kind}: {error}")
+            return Unavailable(f"{waiting} since {since}: {cause}")
 
         what = f"the sink {type(self.sink).__name__}"
-        self._retries.reports.tell(what, kind, f"{kind}: {error}", as_report)
+        self._retries.reports.tell(what, kind, cause, as_report)

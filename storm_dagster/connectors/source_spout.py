@@ -170,10 +170,10 @@ class SourceSpout(Spout):
         No effect before partitions are assigned, or while too many records wait for their emit.
         """
         if now >= self._next_refresh:
-            self._errors.call(self._refresh, now)
+            self._errors.call("refresh", self._refresh, now)
         if self._own_partitions is None:
             return
-        self._errors.call(self._drop_recreated)
+        self._errors.call("recreated", self._drop_recreated)
         # A source may need long to continue with a partition that was full: some records are read
         # beyond the bound.
         full = self._tracker.full if self._tracker.held >= _BATCH else ()
@@ -183,7 +183,7 @@ class SourceSpout(Spout):
             # Bounds the memory: a few batches of records that the source returns nevertheless.
             if all_are_full or self._tracker.held >= (4 + len(full)) * _BATCH:
                 return
-        for record in self._errors.call(self._source.read, _BATCH, full) or ():
+        for record in self._errors.call("read", self._source.read, _BATCH, full) or ():
             if isinstance(record, Exception):
                 is_outage = isinstance(record, Unavailable | SystemUnavailable)
                 self._errors.on_returned(record, is_outage=is_outage)
@@ -404,15 +404,15 @@ class SourceSpout(Spout):
         if not self.context.may_write():
             return
         if self._finished_handles:
-            self._errors.call(self._ack_finished)
+            self._errors.call("ack", self._ack_finished)
         if self._own_partitions is not None and now >= self._next_refresh:
             # Also while the spout does not read: new partitions count for the lag.
-            self._errors.call(self._refresh, now)
+            self._errors.call("refresh", self._refresh, now)
         if now >= self._next_commit:
             self._next_commit = now + (_COMMIT_SECS if self._active else 0.1)
-            self._errors.call(self._commit, now)
+            self._errors.call("commit", self._commit, now)
         if now >= self._next_lag:
-            self._errors.call(self._report_lag)
+            self._errors.call("lag", self._report_lag)
 
     def _ack_finished(self) -> None:
         """Ack the finished records of a queue.
@@ -469,7 +469,7 @@ class SourceSpout(Spout):
                 names.append(name)
         identities: dict[str, Any] = {}
         for name in names:
-            identity = self._errors.call(self._source.identity, name)
+            identity = self._errors.call("identity", self._source.identity, name)
             if identity is not None:
                 identities[name] = identity
         return identities
@@ -508,9 +508,10 @@ class SourceSpout(Spout):
         if self.context.may_write():
             self._next_commit = 0.0
             self._next_lag = 0.0
+            self._errors.end_pauses()
             self._on_clock()
         for name in list(self._tracker.partitions):
-            self._errors.call(self._release, name)
+            self._errors.call("release", self._release, name)
         if self._store is not None:
             self._store.close()
         self._source.close()

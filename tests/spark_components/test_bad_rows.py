@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -58,6 +59,9 @@ class Recorder:
 
     def metric(self, name: str, value: Any) -> None:
         self.metrics[name] = value
+
+    def awaits(self, source: str, text: str) -> None:
+        self.metrics[AWAITED_METRIC] = text
 
     def joint(self, tups: Any) -> Tuple:
         return Tuple(0, "", "", 0, ())
@@ -126,6 +130,14 @@ def lost_in_secret(frame: Any) -> None:
         frame.selectExpr("CAST(text AS INT) AS n").collect()
     except Exception:
         raise RuntimeError("cannot store the batch") from None
+
+
+def mistaken(frame: Any) -> None:
+    """Raises for a row by a mistake in its own code."""
+    CALLS.append((frame.count(), ""))
+    for row in frame.collect():
+        if row[0] == "bad":
+            row.no_such_column  # noqa: B018
 
 
 def exits(frame: Any) -> Any:
@@ -232,6 +244,22 @@ def test_the_error_of_a_bad_row_names_the_raising_line(
     (reason,) = {str(reason) for reason in bolt._collector.reasons}
     # Spark names one of the rows.
     assert reason.rstrip("1234") == "PythonException: ValueError: negative value -"
+
+
+@pytest.mark.spark
+def test_a_mistake_in_the_function_is_an_error_with_file_and_line(
+    bolt_of: Callable[..., Any],
+) -> None:
+    bolt = bolt_of("mistaken", [], schema="text string", batch_tuples=4)
+    for texts in (["1", "bad", "3", "4"], ["bad", "bad", "bad", "bad"]):
+        run(bolt, texts)
+    done = bolt._collector
+    assert len(done.failed) == 5 and len(done.acked) == 3
+    assert len(done.errors) == 2
+    for error in done.errors:
+        report = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        assert f'File "{__file__}", line ' in report and "row.no_such_column" in report
+    assert not done.metrics.get(AWAITED_METRIC), "it is no outage"
 
 
 @pytest.mark.spark

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from storm_dagster.api.spark.session import drop_worker_session, query_error, wo
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.snapshot.windows import ALL_TIME, task_windows
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
-from storm_dagster.model.names import code_key, conf_key
+from storm_dagster.model.names import AWAITED_METRIC, code_key, conf_key
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.security.spark_remote import query_session_id
 from storm_dagster.testing import TopologyHarness
@@ -71,6 +72,10 @@ def by_word_of_two(spark, folder):
 
 def at_rest(spark, folder):
     return spark.read.text(folder)
+
+
+def mistaken(spark, folder):
+    return {}["customer"]
 
 
 def store(frame, batch_id, folder):
@@ -566,6 +571,18 @@ def test_what_cannot_run_is_refused(
         raise wrong._collector.errors[0]
     assert "lines" in str(raised.value)
     assert not (tmp_path / "checkpoint" / "commits").exists()
+
+
+def test_a_mistake_in_the_query_is_an_error_with_file_and_line(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    query = make("mistaken", path=str(tmp_path / "out"))
+    run_until(query, lambda: bool(query._collector.errors), "the error")
+    (error,) = query._collector.errors
+    assert str(error).endswith("raises KeyError: 'customer': correct it; it is retried")
+    report = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    assert 'query_code.py", line ' in report
+    assert not query._collector.metrics.get(AWAITED_METRIC), "it is no outage"
 
 
 def test_a_spark_that_does_not_answer_is_unavailable_and_tried_again(

@@ -377,10 +377,13 @@ class SparkBolt(Bolt):
         """The reason of a failed tuple whose row raises alone."""
         row = dict(zip(self._column_names(tup), tup.values, strict=False))
         cause = innermost(error)
-        return InvalidRequest(
+        reason = InvalidRequest(
             f"{self._subject}: {self.function} fails with the row {row!r:.300} alone, "
             f"whose tuple fails ({cause})"
         )
+        # Its report has file and line of the cause.
+        reason.__cause__ = error
+        return reason
 
     def _rows(self, result: Any) -> list[list[Any]]:
         """The rows to emit.

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from storm_dagster.api.error_origins import is_of_system
 from storm_dagster.api.spark.causes import innermost, reads_like_outage
 from storm_dagster.host.requirements import needs
 from storm_dagster.model.conf import mask_text
@@ -189,12 +190,23 @@ def query_error(
 
     ``subject`` names component, task and function, ``version`` is that of Spark. Returns
     :class:`InvalidTopology` if the query fails whenever it runs, :class:`Conflict` if another run
-    has its checkpoint, else :class:`Unavailable`. An error of this package is returned unchanged.
+    has its checkpoint, else :class:`Unavailable`, with ``error`` as its cause: a report shows file
+    and line of it. An error of this package is returned unchanged.
     """
     if isinstance(error, StormDagsterError):
         return error
+    readable = _query_error(error, subject, checkpoint, version, session)
+    readable.__cause__ = error
+    return readable
+
+
+def _query_error(
+    error: Exception, subject: str, checkpoint: str, version: str, session: Any
+) -> StormDagsterError:
     text = str(error)
     cause = innermost(error)
+    if not is_of_system(error):
+        return InvalidTopology(f"{subject} raises {cause}: correct it; it is retried")
     missing = missing_connector(error, version)
     if missing is not None:
         return InvalidTopology(f"{subject}: {missing}")

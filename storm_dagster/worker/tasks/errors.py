@@ -79,7 +79,8 @@ class ErrorReporter:
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             # A file name in a message may have bytes that are not UTF-8; log and ZooKeeper must be.
             text = mask_text(f"{activity}: {trace.encode('utf-8', 'backslashreplace').decode()}")
-            _log.error("task %d (%s): %s", task, component, text, extra=task_fields)
+            # Without the end of the traceback, which would be an empty line.
+            _log.error("task %d (%s): %s", task, component, text.rstrip(), extra=task_fields)
         elif number == self._max_reports + 1:
             # The log of a bolt that fails for every tuple must stay readable.
             _log.error(
