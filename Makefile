@@ -99,7 +99,7 @@ test-all: java chromium promtool $(TEST) compat
 	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) --durations 30 $(ARGS)
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS)
 
-# Kafka's connectors on a real broker, KAFKA_BOOTSTRAP=host:port; KAFKA_PID: one that may be stopped for a while;
+# Kafka's connectors on a real broker, KAFKA_BOOTSTRAP=host:port; KAFKA_PID: its process, which may be stopped for a while;
 # KAFKA_LONG=1: a million records and twenty kills.
 test-kafka: java $(TEST)
 	@[ -n "$$KAFKA_BOOTSTRAP" ] || { echo "name a broker that tests may use: KAFKA_BOOTSTRAP=host:port make test-kafka" >&2; exit 1; }

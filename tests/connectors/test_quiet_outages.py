@@ -200,5 +200,6 @@ def test_a_kafka_broker_that_ends_and_comes_back_is_quiet(
     quiet.wait_for_more("acked", "rows are written again")
     quiet.wait_for_more("read", "rows are read again")
     # The source reports the end when no connection has failed for a while.
-    eventually(lambda: "Kafka answers again" in "\n".join(quiet.lines()), 60, "its end")
+    end = f"Kafka at {broker.bootstrap} answers again"
+    eventually(lambda: end in "\n".join(quiet.lines()), 60, "its end")
     quiet.check_end(2)

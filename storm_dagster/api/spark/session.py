@@ -205,8 +205,6 @@ def _query_error(
 ) -> StormDagsterError:
     text = str(error)
     cause = innermost(error)
-    if not is_of_system(error):
-        return InvalidTopology(f"{subject} raises {cause}: correct it; it is retried")
     missing = missing_connector(error, version)
     if missing is not None:
         return InvalidTopology(f"{subject}: {missing}")
@@ -231,6 +229,9 @@ def _query_error(
             f"{subject}: another run of the query uses checkpoint {checkpoint}: "
             "give each its own checkpoint"
         )
+    if "STREAM_FAILED" not in text and not is_of_system(error):
+        # The function raised it, before Spark got a query.
+        return InvalidTopology(f"{subject} raises {cause}: correct it; it is retried")
     is_refused = type(error).__name__ in ("AnalysisException", "ParseException")
     if is_refused or "STREAM_FAILED" not in text:
         return InvalidTopology(
