@@ -319,7 +319,9 @@ def test_messages_that_no_broker_takes_are_an_error(monkeypatch: pytest.MonkeyPa
         sink.write([Row({"n": 1})], 1)
     sink.close()
     sink.open({"kafka.bootstrap.servers": bootstrap, "kafka.log_level": 0, **SMALL}, "")
-    with pytest.raises(BufferError, match="Queue full"):
+    with pytest.raises(
+        Unavailable, match="has not taken the messages before for 0.3 s: .*Queue full"
+    ):
         sink.write([Row({"n": n}) for n in range(20)], 1)
     sink.close()
 
