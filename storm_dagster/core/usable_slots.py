@@ -100,9 +100,10 @@ class UsableSlots:
     supervisors: tuple[SupervisorSlots, ...]
     """Supervisors that may get its work, by id, with the ports that are in use.
 
-    The planner confines new workers of an isolated topology to some of them
-    (:func:`confined_to`).
+    The planner confines new workers of an isolated topology to some of them, :attr:`confined`.
     """
+    confined: tuple[SupervisorSlots, ...]
+    """Those of :attr:`supervisors` that its new workers may use (:func:`confined_to`)."""
     free: tuple[Slot, ...]
     """Free slots that its new workers may take, by supervisor and port."""
     reserve: int = 0
@@ -182,23 +183,33 @@ def usable_slots(
     more_workers = None
     if bounds is not None and own_topologies:
         more_workers = bounds.more_workers(view, own_topologies[0])
+    confined = _confined(supervisors, own_hosts)
     return UsableSlots(
         supervisors=tuple(supervisors),
-        free=_free_slots(supervisors, own_hosts, own_slots),
+        confined=confined,
+        free=_free_slots(confined, own_slots),
         reserve=reserve,
         more_workers=more_workers,
     )
 
 
-def _free_slots(
-    supervisors: Collection[SupervisorSlots], isolation: Collection[str], own: Collection[Slot]
-) -> tuple[Slot, ...]:
-    """Unused slots of the supervisors that new workers may take, without the topology's ``own``."""
+def _confined(
+    supervisors: Collection[SupervisorSlots], isolation: Collection[str]
+) -> tuple[SupervisorSlots, ...]:
+    """The supervisors that new workers of a topology with this isolation may use."""
     hosts = {supervisor.id: supervisor.info.host for supervisor in supervisors}
     confined = confined_to(hosts, isolation)
+    if confined is None:
+        return tuple(supervisors)
+    return tuple(supervisor for supervisor in supervisors if supervisor.id in confined)
+
+
+def _free_slots(
+    supervisors: Collection[SupervisorSlots], own: Collection[Slot]
+) -> tuple[Slot, ...]:
+    """Unused slots of the supervisors, without the topology's ``own``."""
     free: list[Slot] = []
     for supervisor in supervisors:
-        if confined is None or supervisor.id in confined:
-            slots = [Slot(supervisor.id, port) for port in sorted(supervisor.unused)]
-            free += [slot for slot in slots if slot not in own]
+        slots = [Slot(supervisor.id, port) for port in sorted(supervisor.unused)]
+        free += [slot for slot in slots if slot not in own]
     return tuple(free)

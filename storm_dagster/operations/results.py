@@ -271,6 +271,8 @@ class RebalanceResult(TopologyResult):
     """Seconds of planning."""
     reason: str = ""
     """Reason why a scheduled rebalance has no effect, if the topology is not steady."""
+    limits: str = ""
+    """Limits of the slots that the topology may use, in words; empty without one."""
     warnings: tuple[str, ...] = ()
     """Parts of the request that are kept without an effect."""
 

@@ -14,7 +14,7 @@ from storm_dagster.core.liveness.causes import LivenessMemory
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
 from storm_dagster.core.reassignment import Runnable, monitor_batch, new_batch
 from storm_dagster.core.scheduling.free_slots import slots_beyond
-from storm_dagster.core.scheduling.obstacles import closed_hosts, isolation_warnings
+from storm_dagster.core.scheduling.obstacles import closed_hosts, isolation_warnings, slot_limits
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.usable_slots import UserBounds, hosts_closed_to, usable_slots
 from storm_dagster.model.placement import TopologyPlacement
@@ -125,6 +125,34 @@ def test_blacklisted_avoided_withheld_and_held_slots_are_not_free() -> None:
     nowhere = cluster(topology("t"), blacklist=HOSTS)
     assert usable_slots(nowhere, placing=["t-1-1"]).supervisors == ()
     assert "every host is blacklisted" in closed_hosts(nowhere, ["t-1-1"], ())
+
+
+def limits(view: ClusterView, name: str, reserve: int = 0, avoid: tuple[str, ...] = ()) -> str:
+    topology_id = f"{name}-1-1"
+    usable = usable_slots(view, placing=[topology_id], reserve=reserve, avoid=avoid)
+    lacks_workers = bool(reserve)
+    return slot_limits(view, view.topologies[topology_id], usable, lacks_workers=lacks_workers)
+
+
+def test_each_limit_of_the_slots_is_named() -> None:
+    alone = topology("alone", isolation=("h1", "h2"))
+    view = cluster(alone, topology("other"))
+    assert limits(view, "alone") == "isolation.scheduler.machines leaves 2 of 4 hosts"
+    assert limits(view, "other") == "the isolation of other topologies leaves 2 of 4 hosts"
+    black = cluster(alone, topology("other"), blacklist=("h2", "h3"))
+    text = "isolation.scheduler.machines and the blacklist leave 1 of 4 hosts"
+    assert limits(black, "alone") == text
+    text = "the blacklist and the isolation of other topologies leave 1 of 4 hosts"
+    assert limits(black, "other") == text
+    # A blacklisted host that its isolation excludes anyway is not a limit.
+    elsewhere = cluster(alone, blacklist=("h4",))
+    assert limits(elsewhere, "alone") == "isolation.scheduler.machines leaves 2 of 4 hosts"
+    everywhere = cluster(topology("t"))
+    assert limits(everywhere, "t") == ""
+    assert limits(everywhere, "t", reserve=3) == "jstorm.reserve.workers keeps 3 of 8 slots free"
+    assert limits(everywhere, "t", avoid=("s4",)) == (
+        "nimbus.rebalance.quiet.secs leaves 3 of 4 hosts"
+    )
 
 
 @pytest.mark.parametrize(("reserve", "count"), [(0, 8), (3, 5), (8, 0), (100, 0)])

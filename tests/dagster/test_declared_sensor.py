@@ -450,10 +450,12 @@ def test_code_not_loaded_by_the_location_requests_no_runs(shop: Shop) -> None:
 
 def test_the_rebalance_schedule_asks_for_a_run_only_where_tasks_would_move(shop: Shop) -> None:
     shop.runs()
-    assert "wc is balanced" in str(shop.schedule("rebalance_wc_schedule").skip_message)
+    assert "wc: it is balanced" in str(shop.schedule("rebalance_wc_schedule").skip_message)
     shop.ends()
     shop.world.lose_supervisor("s2")
     shop.runs()
+    shop.world.supervisor("s2", present_secs=599)
+    assert "wc: it is balanced" in str(shop.schedule("rebalance_wc_schedule").skip_message)
     shop.world.supervisor("s2")
     request = shop.schedule("rebalance_wc_schedule")
     assert isinstance(request, dg.RunRequest)
@@ -462,6 +464,26 @@ def test_the_rebalance_schedule_asks_for_a_run_only_where_tasks_would_move(shop:
         job, run_config=request.run_config, tags=request.tags, status=dg.DagsterRunStatus.STARTED
     )
     assert "already" in str(shop.schedule("rebalance_wc_schedule").skip_message)
+
+
+def test_a_declared_topology_that_is_no_longer_steady_is_not_rebalanced(shop: Shop) -> None:
+    """A worker dies before the tick, or between the tick and its run."""
+    shop.world.lose_supervisor("s2")
+    shop.runs()
+    shop.world.supervisor("s2")
+    request = shop.schedule("rebalance_wc_schedule")
+    topology = shop.world.topology("wc")
+    assert topology is not None
+    worker = topology.workers[0]
+    shop.world.stop_worker(topology.id, worker.node, worker.port)
+    skipped = str(shop.schedule("rebalance_wc_schedule").skip_message)
+    assert "1 of its workers do not live, healing comes first" in skipped
+    # Its nimbus knows no requests: a run that sends one fails.
+    job = shop.defs.resolve_job_def("rebalance_declared")
+    late = job.execute_in_process(
+        run_config=request.run_config, tags=request.tags, instance=shop.instance
+    )
+    assert late.success
 
 
 def test_a_cluster_out_of_reach_is_not_fresh_after_a_while(shop: Shop, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from storm_dagster.core.usable_slots import hosts_closed_to
+from storm_dagster.core.usable_slots import UsableSlots, hosts_closed_to
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.view import ClusterView, TopologyView
 
@@ -77,6 +77,51 @@ def held_slots(view: ClusterView, placing: Collection[str]) -> str:
     largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_HOLDERS_NAMED]
     named = ", ".join(f"{title} holds {count}" for title, count in largest)
     return f"of the slots in use {named}"
+
+
+def slot_limits(
+    view: ClusterView, topology: TopologyView, usable: UsableSlots, *, lacks_workers: bool
+) -> str:
+    """Limits that leave the topology fewer hosts or workers than the cluster has, in words.
+
+    ``usable`` are the slots that it may use. ``lacks_workers``: it has fewer workers than it asked
+    for. Empty without a limit.
+    """
+    limits: list[str] = []
+    registered = {info.host for info in view.supervisors.values()}
+    hosts = {supervisor.info.host for supervisor in usable.confined}
+    reasons = _host_limits(view, topology, usable)
+    if reasons and hosts != registered:
+        verb = "leaves" if len(reasons) == 1 else "leave"
+        word = "host" if len(registered) == 1 else "hosts"
+        limits.append(f"{' and '.join(reasons)} {verb} {len(hosts)} of {len(registered)} {word}")
+    kept = min(usable.reserve, len(usable.free))
+    if lacks_workers and kept:
+        word = "slot" if len(usable.free) == 1 else "slots"
+        limits.append(f"jstorm.reserve.workers keeps {kept} of {len(usable.free)} {word} free")
+    return "; ".join(limits)
+
+
+def _host_limits(view: ClusterView, topology: TopologyView, usable: UsableSlots) -> list[str]:
+    """The settings and states that take hosts from the topology."""
+    reasons: list[str] = []
+    candidates = {info.host for info in view.supervisors.values()}
+    if len(usable.confined) < len(usable.supervisors):
+        reasons.append("isolation.scheduler.machines")
+        candidates &= set(topology.base.isolation)
+    closed = hosts_closed_to(view, [topology.id])
+    if candidates & closed.blacklisted:
+        reasons.append("the blacklist")
+    if candidates & closed.isolated.keys():
+        reasons.append("the isolation of other topologies")
+    offered = {supervisor.id for supervisor in usable.supervisors}
+    for supervisor_id, info in view.supervisors.items():
+        if info.host in closed or info.host not in candidates or supervisor_id in offered:
+            continue
+        reason = "the drain" if info.draining else "nimbus.rebalance.quiet.secs"
+        if reason not in reasons:
+            reasons.append(reason)
+    return reasons
 
 
 def title_with_owner(topology: TopologyView) -> str:

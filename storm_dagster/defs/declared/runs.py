@@ -32,10 +32,10 @@ from storm_dagster.defs.keys import catalog_field, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
-from storm_dagster.model.dagster_names import PRIORITY_TAGS
+from storm_dagster.model.dagster_names import PRIORITY_TAGS, SCHEDULED_TAG
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, StormDagsterError
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.live.rebalance import rebalance as plan_rebalance
+from storm_dagster.operations.live.scheduled_rebalance import scheduled_gain, unsteady_now
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 DEPLOY_JOB = "deploy_declared"
@@ -343,8 +343,9 @@ def request_job(
     """A job that requests the kill or the rebalance of one of ``topologies``.
 
     The request goes to nimbus; the job does not wait for its effect. A topology of another owner is
-    only changed with the field ``take_over``, and stays the other's. Of a single topology the
-    config needs no name. ``topologies`` is read by a run, and may be filled later.
+    only changed with the field ``take_over``, and stays the other's. A rebalance that a schedule
+    asks for is not requested if the topology is no longer steady. Of a single topology the config
+    needs no name. ``topologies`` is read by a run, and may be filled later.
     """
 
     @dg.op(name=f"{job}_op", out=dg.Out(dg.Nothing), description=description)
@@ -360,6 +361,12 @@ def request_job(
                 )
             if not config.take_over:
                 _require_own(topologies[name])
+            if verb == "rebalance" and SCHEDULED_TAG in context.run.tags:
+                reason = _unsteady_now(topologies[name])
+                if reason:
+                    context.log.info(f"{name}: {reason}")
+                    context.add_output_metadata({"topology": name, "reason": reason})
+                    return
             with topologies[name].nimbus.client() as nimbus:
                 change = change_topology(
                     nimbus, name, verb=verb, wait=False, wait_secs=config.wait_secs
@@ -386,6 +393,20 @@ def _require_own(topology: DeclaredTopology) -> None:
     problem = ownership_problem(topology.name, topology.declaration.owner, owned_by)
     if problem is not None:
         raise Conflict(f"topology {topology.name!r} is {problem}")
+
+
+def _unsteady_now(topology: DeclaredTopology) -> str:
+    """Reason why a schedule's run must not rebalance the topology now; empty if it may."""
+    with topology.connect() as (cluster, blobs):
+        return unsteady_now(_local_operations(topology, cluster, blobs), topology.name)
+
+
+def _local_operations(
+    topology: DeclaredTopology, cluster: StormClusterState, blobs: BlobStore
+) -> OperationsContext:
+    """Operations on the topology's cluster that plan with the local planner."""
+    conf = topology.zookeeper.conf()
+    return OperationsContext(cluster=cluster, blobs=blobs, conf=conf, planner=plan_placement)
 
 
 def _jobs(topology: DeclaredTopology) -> list[Any]:
@@ -445,10 +466,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
         def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
             try:
                 with topology.connect(context.instance) as (cluster, blobs):
-                    conf = topology.zookeeper.conf()
-                    ops = OperationsContext(
-                        cluster=cluster, blobs=blobs, conf=conf, planner=plan_placement
-                    )
+                    ops = _local_operations(topology, cluster, blobs)
                     decision = decide(context.instance, ops, read_actual(cluster, blobs, name))
             except StormDagsterError as error:
                 return dg.SkipReason(error.message)
@@ -483,16 +501,20 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
     def rebalance(
         _: dg.DagsterInstance, ops: OperationsContext, actual: RunningTopology | None
     ) -> dg.RunRequest | str:
-        """The rebalance, if the local planner would move a task."""
-        if actual is None or actual.status not in ("ACTIVE", "INACTIVE"):
-            return f"{name} does not run" if actual is None else f"{name} is {actual.status}"
+        """The rebalance, if the topology is steady and gains enough."""
+        view = ops.cluster.load_view()
+        running = None if actual is None else view.topologies.get(actual.topology_id)
+        if actual is None or running is None:
+            return f"{name} does not run"
         problem = ownership_problem(name, topology.declaration.owner, actual.owner)
         if problem is not None:
             return f"{name} is {problem}"
-        if not plan_rebalance(ops, actual.topology_id, dry_run=True).moved:
-            return f"{name} is balanced, no plan would change it"
+        gain = scheduled_gain(ops, view, running)
+        if not gain.moved:
+            return f"{name}: {gain.reason}"
         ops_config = {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}
-        return dg.RunRequest(run_config={"ops": ops_config}, tags=tags)
+        run_tags = {**tags, SCHEDULED_TAG: "true"}
+        return dg.RunRequest(run_config={"ops": ops_config}, tags=run_tags)
 
     schedules: list[dg.ScheduleDefinition] = []
     if settings.deploy is not None:

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from storm_dagster.client.changes import change_topology
-from storm_dagster.core.rebalancing import Spread, largest_gain, new_supervisors, spread_of
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.core.usable_slots import usable_slots
 from storm_dagster.defs.binding import bind, op_job
 from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import topology_tags
@@ -32,56 +30,15 @@ from storm_dagster.model.dagster_names import (
 )
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import check_topology_reference
-from storm_dagster.model.records import WorkerSlot
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.context import OperationsContext, load_runnable
-from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live.scheduled_rebalance import scheduled_gain, unsteady_now
 
 _ASK_JOB = "ask_for_rebalance"
 """Job of a schedule outside of the cluster's code location."""
 
 _log = logging.getLogger(__name__)
-
-
-def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> tuple[int, str]:
-    """The fewest moves that restore balance, and their gain in words.
-
-    0 moves if the topology is not steady, or if the gain is not worth a run. Raises the planner's
-    error if the topology does not fit.
-    """
-    report = rebalance(ops, topology.id, dry_run=True, scheduled=True, view=view)
-    if report.reason:
-        return 0, report.reason
-    if not report.moved or report.assignment is None or report.placement is None:
-        return 0, "it is balanced, no plan would change it"
-    threshold = float(load_runnable(ops, topology).conf["topology.rebalance.threshold"])
-    quiet_secs = float(ops.conf["nimbus.rebalance.quiet.secs"])
-    usable = usable_slots(
-        view, placing=[topology.id], avoid=new_supervisors(view, quiet_secs)
-    ).supervisors
-    supervisors = sum(1 for supervisor in usable if supervisor.info.ports)
-
-    def spread(workers: Iterable[WorkerSlot]) -> Spread:
-        sizes = [(worker.node, len(worker.ids)) for worker in workers]
-        return spread_of(sizes, target_workers=report.workers, supervisors=supervisors)
-
-    current, planned = largest_gain(
-        spread(report.assignment.workers), spread(report.placement.workers)
-    )
-    text = f"{report.moved} tasks would move, imbalance {current:.2f} would become {planned:.2f}"
-    if current - planned > threshold:
-        return report.moved, text
-    return 0, f"{text}, which gains no more than topology.rebalance.threshold {threshold:g}"
-
-
-def _still_steady(
-    zookeeper: ZooKeeperResource, blobstore: BlobStoreResource, name: str
-) -> str | None:
-    """Reason why the topology must no longer be rebalanced; ``None`` if it may be."""
-    with _operations(zookeeper, blobstore) as ops:
-        report = rebalance(ops, name, dry_run=True, scheduled=True)
-    return report.reason or None
 
 
 @contextmanager
@@ -116,8 +73,9 @@ def ask_for_rebalance(
     have been lost, or a healing may have moved tasks.
     """
     with step_errors(), nimbus.client() as client:
-        reason = _still_steady(zookeeper, blobstore, config.name)
-        if reason is not None:
+        with _operations(zookeeper, blobstore) as ops:
+            reason = unsteady_now(ops, config.name)
+        if reason:
             context.log.info(f"{config.name}: {reason}")
             context.add_output_metadata({"topology": config.name, "reason": reason})
             return
@@ -161,15 +119,15 @@ class _Moves:
     ) -> tuple[int, str]:
         """Moves of a rebalance of the topology, 0 without one, and the reason."""
         try:
-            moved, reason = _gain(ops, view, topology)
+            gain = scheduled_gain(ops, view, topology)
         except StormDagsterError as error:
             return 0, f"left alone, {error.message}"
-        needs_partition = moved > 0 and self.in_cluster_location
+        needs_partition = gain.moved > 0 and self.in_cluster_location
         if needs_partition and not instance.has_dynamic_partition(
             self.names.partitions, topology.base.name
         ):
             return 0, "no partition key yet: lifecycle_sensor adds it"
-        return moved, reason
+        return gain.moved, gain.reason
 
     def _request(self, topology: TopologyView, version: int, moved: int) -> dg.RunRequest:
         """The run that rebalances the topology, whose assignment has that data version."""

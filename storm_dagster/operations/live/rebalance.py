@@ -18,12 +18,13 @@ from storm_dagster.core.reassignment import (
     same_workers,
 )
 from storm_dagster.core.rebalancing import new_supervisors, unsteady_reason
-from storm_dagster.core.scheduling.obstacles import closed_hosts
+from storm_dagster.core.scheduling.obstacles import closed_hosts, slot_limits
 from storm_dagster.core.submission.conf import base_conf, message_timeout_secs, with_base_conf
 from storm_dagster.core.submission.quotas import check_quotas
 from storm_dagster.core.submission.tasks import fixed_task_components, rescale
 from storm_dagster.core.submission.validation import check_task_limit
 from storm_dagster.core.transitions import apply_event, delay_of
+from storm_dagster.core.usable_slots import usable_slots
 from storm_dagster.model import paths
 from storm_dagster.model.errors import (
     Conflict,
@@ -107,6 +108,8 @@ class _Plan:
     """
     base_conf: BaseConf
     """Fields of the base that follow from the conf."""
+    limits: str
+    """As :attr:`RebalanceResult.limits`."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +296,21 @@ def _plan(
     bound = bool(
         to_place.user_workers or to_place.differ_node or to_place.isolation or to_place.executors
     )
-    return _Plan(request, table, result, changed, disturbs, bound, copied)
+    limits = _limits(view, topology, runnable, request)
+    return _Plan(request, table, result, changed, disturbs, bound, copied, limits)
+
+
+def _limits(
+    view: ClusterView, topology: TopologyView, runnable: Runnable, request: PendingRebalance
+) -> str:
+    """Limits of the slots that the topology may use, in words; empty without one."""
+    reserve = int(runnable.conf.get("jstorm.reserve.workers") or 0)
+    usable = usable_slots(view, placing=[topology.id], avoid=request.avoid, reserve=reserve)
+    executors = sum(
+        count for component, count in request.executors.items() if component != TOPOLOGY_MASTER
+    )
+    lacks_workers = len(topology.workers) < min(request.workers, executors)
+    return slot_limits(view, topology, usable, lacks_workers=lacks_workers)
 
 
 def _requested_tasks(table: TaskTable, executors: Mapping[str, int]) -> int:
@@ -330,6 +347,7 @@ def _report(
         components={**before, **after},
         assign_secs=plan.result.assign_secs,
         warnings=rebalance_warnings(topology, plan.request),
+        limits=plan.limits,
     )
 
 
