@@ -349,6 +349,10 @@ class WorkerSlot(Record):
         return f"{self.host}:{self.port}"
 
 
+HEALING = "healed"
+"""Action of a reassignment in :class:`AssignmentChange`."""
+
+
 class AssignmentChange(Record):
     """One change of an assignment, for people: action, reason and run."""
 

@@ -28,7 +28,9 @@ from storm_dagster.core.reassignment import (
 )
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.records import (
+    HEALING,
     Assignment,
+    AssignmentChange,
     ComponentTasks,
     StormBase,
     SupervisorInfo,
@@ -97,7 +99,7 @@ class Program:
     fruitless: dict[str, list[float]] = field(default_factory=dict)
     """Name -> times of the requests of its runs that changed nothing."""
     late: dict[str, int] = field(default_factory=dict)
-    """Name -> number of its runs that found the leader's placement."""
+    """Name -> number of these that found the leader's placement."""
     moved: dict[str, int] = field(default_factory=dict)
     """Name -> number of its placements after the first one."""
     changes: int = 0
@@ -177,8 +179,8 @@ class Program:
     def load(self, topology: TopologyView) -> Runnable:
         return self.kinds[topology.base.name].runnable(topology.base.name)
 
-    def reassign(self, causes: Sequence[Cause]) -> dict[str, str]:
-        """What a reassignment does; name -> its outcome."""
+    def reassign(self, causes: Sequence[Cause], run: str = "") -> dict[str, str]:
+        """What a reassignment by that run, or by the leader, does; name -> its outcome."""
         outcomes: dict[str, str] = {}
         for topology_id in sorted({cause.topology_id for cause in causes}):
             view = self.view()
@@ -201,6 +203,9 @@ class Program:
             assignment = assignment_of(
                 placement, topology_id=topology_id, previous=topology.assignment, now_secs=0
             )
+            change = AssignmentChange(at_secs=0, action=HEALING, run=run)
+            history = (change, *assignment.history)[:20]
+            assignment = assignment.model_copy(update={"history": history})
             version = topology.assignment_at.version + 1
             self.topologies[name] = replace(
                 topology, assignment=assignment, assignment_at=Versioned(version, version + 1)
@@ -220,12 +225,12 @@ class Program:
         due = [run for run in self.runs if run.starts_at <= self.now]
         self.runs = [run for run in self.runs if run.starts_at > self.now]
         for run in due:
-            outcomes = {} if self.run_fails else self.reassign(run.causes)
+            outcomes = {} if self.run_fails else self.reassign(run.causes, run="run")
             for name in {cause.name for cause in run.causes}:
                 outcome = outcomes.get(name, "failed")
                 if outcome == "late":
                     self.late[name] = self.late.get(name, 0) + 1
-                elif outcome != "assigned":
+                if outcome != "assigned":
                     self.fruitless.setdefault(name, []).append(run.requested_at)
 
     def step(self) -> float:
@@ -308,13 +313,14 @@ KINDS = st.builds(
         min_size=1,
         max_size=12,
     ),
-    run_secs=st.sampled_from([0.5, 2.0, 6.0]),
+    run_secs=st.sampled_from([0.5, 2.0, 6.0, 25.0, 45.0]),
 )
 def test_hosts_that_come_and_go_cause_few_runs_and_every_placement(
     kinds: list[Kind], ports: list[int], toggles: list[tuple[str, float]], run_secs: float
 ) -> None:
     named = {f"t{number}": kind for number, kind in enumerate(kinds)}
-    program = Program(named, dict(zip(HOSTS, ports, strict=True)), run_secs)
+    # The last host stays: after a loss of all of them each gets a launch window.
+    program = Program(named, {**dict(zip(HOSTS, ports, strict=True)), "stays": 0}, run_secs)
     program.run(10)
     for host, secs in toggles:
         program.toggle(host)
@@ -405,6 +411,65 @@ def test_runs_that_fail_although_a_plan_places_are_limited() -> None:
     times = program.fruitless["t"]
     assert len(times) == 10
     program.check()
+
+
+def test_in_the_minute_after_a_fruitless_run_the_leader_heals() -> None:
+    program = Program({"t": Kind(workers=2)}, {"a": 1, "b": 1})
+    program.run(10)
+    program.toggle("b")
+    program.run(15)
+    assert len(program.fruitless["t"]) == 1
+    program.ports["d"] = 1
+    program.boot_of["d"] = 0
+    program.toggle("d")
+    program.run(PLACED_WITHIN_SECS)
+    assert program.moved["t"] == 1
+    assert program.placeable() == []
+    assert len(program.fruitless["t"]) == 1
+
+
+def test_a_host_that_is_lost_beside_another_one_is_healed_in_its_own_time() -> None:
+    """The placement for the first host does not begin the leader's patience for the second."""
+    kinds = {"t0": Kind(workers=1), "t1": Kind(workers=2)}
+    program = Program(kinds, {"a": 0, "b": 2, "c": 3, "d": 2}, run_fails=True)
+    program.run(10)
+    for host, secs in (("b", 0.5), ("d", 0.5), ("b", 4.0), ("b", PLACED_WITHIN_SECS)):
+        program.toggle(host)
+        program.run(secs)
+    assert program.placeable() == []
+
+
+def test_runs_that_start_after_the_leader_has_healed_are_limited() -> None:
+    """Each run waits in a queue for longer than the leader waits for it."""
+    program = Program({"t": Kind("even", workers=2)}, {"a": 2, "b": 2, "c": 2}, run_secs=25.0)
+    program.run(10)
+    for number in range(60):
+        used = {worker.node for worker in program.topologies["t"].workers}
+        host = sorted(used)[number % len(used)]
+        program.toggle(host)
+        program.run(PLACED_WITHIN_SECS)
+        assert program.placeable() == []
+        program.toggle(host)
+        program.run(2)
+    assert program.moved["t"] == 60
+    assert program.late["t"] == len(program.fruitless["t"]) == 10
+    program.check()
+
+
+def test_a_run_that_moves_tasks_is_not_fruitless() -> None:
+    program = Program({"t": Kind("even", workers=2)}, {"a": 2, "b": 2, "c": 2})
+    program.leader = None
+    program.run(10)
+    for number in range(20):
+        used = {worker.node for worker in program.topologies["t"].workers}
+        host = sorted(used)[number % len(used)]
+        program.toggle(host)
+        program.run(10)
+        assert program.placeable() == []
+        program.toggle(host)
+        program.run(2)
+    assert program.moved["t"] == 20
+    assert "t" not in program.fruitless
 
 
 CAUSE = Cause("t-1-1", "t", 3, "lost_host", "s2", "h2", 1, (1,))

@@ -24,6 +24,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import REQUEST_TAG, TOKEN_TAG
 from storm_dagster.model.operation_record import OperationRecord, TokenRecord
 from storm_dagster.model.records import (
+    HEALING,
     Assignment,
     AssignmentChange,
     StormBase,
@@ -43,7 +44,6 @@ from storm_dagster.nimbus.leadership.duties import (
 )
 from storm_dagster.nimbus.requests import takeover
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.live.healing import HEALING
 from storm_dagster.operations.submit import publishing, submission
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually, patience

@@ -79,6 +79,11 @@ class Cause:
         """
         return f"{self.topology_id}:{self.generation}:{self.kind}@{self.node}-{self.port}"
 
+    @property
+    def subject(self) -> str:
+        """The key without the assignment."""
+        return _subject_of(self.key)
+
     def describe(self) -> str:
         """The cause in words, with the topology's name."""
         return f"topology {self.name!r}: {self.words()}"
@@ -106,6 +111,12 @@ class Cause:
                 f"{document!r:.200} is not a cause of a reassignment ({error}): pass one of the "
                 "heartbeat sensor"
             ) from None
+
+
+def _subject_of(key: str) -> str:
+    """The subject of the cause with that key."""
+    topology_id, _, judged = key.split(":", 2)
+    return f"{topology_id}:{judged}"
 
 
 @dataclass(frozen=True)
@@ -146,16 +157,18 @@ def due_attempts(
 ) -> tuple[list[Attempt], dict[str, tuple[int, float]]]:
     """Return the causes to act on now, and the memory for the next call.
 
-    The first attempt is due when the cause has been true for ``patience_secs``, the next ones after
-    1, 2, 4 ... 60 s while it persists. A topology with too few workers waits ``SPREAD_PAUSE_SECS``.
-    No attempt is due while the run of the last one (its run key is in ``running``) continues.
-    Causes that are over are forgotten. ``permitted`` gets all due causes of one topology. Without
-    its permission they stay due, and their number of attempts does not rise.
+    The first attempt is due when the cause has been true for ``patience_secs``, also while the
+    assignment changed, the next ones after 1, 2, 4 ... 60 s while it persists. A topology with too
+    few workers waits ``SPREAD_PAUSE_SECS``. No attempt is due while the run of the last one (its
+    run key is in ``running``) continues. Causes that are over are forgotten. ``permitted`` gets all
+    due causes of one topology. Without its permission they stay due, and their number of attempts
+    does not rise.
     """
     attempts_of: dict[str, tuple[int, float]] = {}
     due_of: dict[str, list[Cause]] = {}
+    first_times = _first_times(memory) if patience_secs else {}
     for cause in causes:
-        first_at = boot_now + patience_secs
+        first_at = min(boot_now + patience_secs, first_times.get(cause.subject, float("inf")))
         _, max_pause = _pauses(cause)
         attempts, not_before = memory.get(cause.key, (0, first_at))
         # A time that lies further ahead than the patience, or than the longest back-off, is of
@@ -176,6 +189,11 @@ def due_attempts(
             attempts_of[cause.key] = (attempts + 1, boot_now + _pause_after(cause, attempts))
             due.append(Attempt(cause, attempts + 1))
     return due, attempts_of
+
+
+def _first_times(memory: AttemptMemory) -> dict[str, float]:
+    """Subject of each cause -> boot clock at which its next attempt was due."""
+    return {_subject_of(key): not_before for key, (_, not_before) in memory.items()}
 
 
 def _pause_after(cause: Cause, attempts: int) -> float:

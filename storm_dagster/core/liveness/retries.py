@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 
 from storm_dagster.core.liveness.causes import Cause, CauseKind
 from storm_dagster.core.usable_slots import UserBounds, usable_slots
-from storm_dagster.model.view import ClusterView
+from storm_dagster.model.records import HEALING
+from storm_dagster.model.view import ClusterView, TopologyView
 
 FRUITLESS_PAUSE_SECS = 60.0
 """Seconds after the request of a run that changed nothing in which its topology gets no run."""
 MAX_FRUITLESS = 10
 """Runs that change nothing, for one topology in a day."""
 DAY_SECS = 86_400.0
+_ENDED = -1
+"""Generation of an attempt that has ended, and after which the assignment has changed."""
 REMINDER_SECS = 8 * 3600.0
 """Seconds after which a topology that waits gets an attempt although no plan places its tasks."""
 _FREE_SLOT_KINDS: frozenset[CauseKind] = frozenset({"unassigned", "too_few_workers"})
@@ -39,7 +42,10 @@ class Tries(NamedTuple):
     """Attempts for one topology."""
 
     generation: int
-    """Data version of the assignment at the last attempt."""
+    """Data version of the assignment at the last attempt.
+
+    -1 if the attempt has ended and the assignment has changed since.
+    """
     at: float
     """Boot clock of the last attempt."""
     fruitless: tuple[float, ...] = ()
@@ -116,34 +122,59 @@ def needs_plan(causes: Sequence[Cause], tries: Tries | None) -> bool:
     return not is_first or any(cause.kind in _FREE_SLOT_KINDS for cause in causes)
 
 
-def note_attempts(
-    view: ClusterView,
-    tries: TriesMemory,
-    attempted: Collection[str],
-    busy: Collection[str],
-    now: float,
+def end_attempts(
+    view: ClusterView, tries: TriesMemory, busy: Collection[str], now: float, *, are_runs: bool
 ) -> dict[str, Tries]:
-    """The attempts of all topologies for the next step.
+    """The attempts of all topologies, with the result of those that have ended.
 
-    ``attempted`` are the ids of the topologies of which an attempt is made now. An attempt that has
-    ended (its topology is not ``busy``) and has changed nothing is noted at once: a later change
-    may come from another healer. Topologies that are gone are forgotten.
+    An attempt has ended if its topology is not ``busy``. One that has changed nothing is noted at
+    once: a later change may come from another healer. With ``are_runs`` that includes a run before
+    which the leader has healed the topology. Topologies that are gone are forgotten.
     """
     memory: dict[str, Tries] = {}
     for topology in view.topologies.values():
-        if topology.assignment_at is None:
+        former = tries.get(topology.id)
+        if former is None or topology.assignment_at is None:
+            continue
+        memory[topology.id] = former
+        has_ended = topology.id not in busy and former.at < now
+        if not has_ended or former.generation == _ENDED:
             continue
         generation = topology.assignment_at.version
-        former = tries.get(topology.id)
-        if topology.id in attempted:
-            fruitless = fruitless_attempts(former, generation, now)
-            memory[topology.id] = Tries(generation, now, fruitless)
-        elif former is not None:
-            has_ended = topology.id not in busy and former.at < now
-            if has_ended and former.generation == generation:
-                fruitless = fruitless_attempts(former, generation, now)
-                former = former._replace(fruitless=fruitless)
-            memory[topology.id] = former
+        is_unchanged = former.generation == generation
+        is_late = are_runs and not is_unchanged and not _healed_by_run(topology, former)
+        fruitless = former.fruitless
+        if is_unchanged or is_late:
+            fruitless = fruitless_attempts(former, former.generation, now)
+        ended_generation = generation if is_unchanged else _ENDED
+        memory[topology.id] = Tries(ended_generation, former.at, fruitless)
+    return memory
+
+
+def _healed_by_run(topology: TopologyView, tries: Tries) -> bool:
+    """True if a run has healed the topology since the attempt, by the history of its assignment."""
+    if topology.assignment is None or topology.assignment_at is None:
+        return False
+    changes = topology.assignment_at.version - tries.generation
+    newest = topology.assignment.history[: max(0, changes)]
+    return any(change.action == HEALING and change.run for change in newest)
+
+
+def note_attempts(
+    view: ClusterView, tries: TriesMemory, attempted: Collection[str], now: float
+) -> dict[str, Tries]:
+    """The attempts of all topologies for the next step.
+
+    ``tries`` are the result of :func:`end_attempts`, ``attempted`` the ids of the topologies of
+    which an attempt is made now.
+    """
+    memory = dict(tries)
+    for topology_id in attempted:
+        assignment_at = view.topologies[topology_id].assignment_at
+        if assignment_at is not None:
+            generation = assignment_at.version
+            fruitless = fruitless_attempts(tries.get(topology_id), generation, now)
+            memory[topology_id] = Tries(generation, now, fruitless)
     return memory
 
 

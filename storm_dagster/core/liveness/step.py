@@ -24,8 +24,8 @@ from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult
 from storm_dagster.core.liveness.pause import SeenPause, pause_text, see_pause
 from storm_dagster.core.liveness.retries import (
     Outlook,
-    Tries,
     TriesMemory,
+    end_attempts,
     may_try,
     needs_plan,
     note_attempts,
@@ -133,10 +133,11 @@ def healing_step(
     # While the guard pauses healing there are no causes: their attempts are forgotten. Likewise in
     # a pause by operators: afterwards each cause is as new.
     causes = () if paused else observation.causes
-    permissions = _Permissions(memory, now, settings, outlook)
+    busy_topologies = busy(causes) if causes else ()
+    tries = end_attempts(view, memory.tries or {}, busy_topologies, now, are_runs=settings.are_runs)
+    permissions = _Permissions(memory, tries, now, settings, outlook)
     if settings.patience_secs:
         permissions.note_promises(causes)
-    busy_topologies = busy(causes) if causes else ()
     due, attempts = due_attempts(
         causes,
         memory.attempts,
@@ -155,7 +156,7 @@ def healing_step(
             memory,
             liveness=observation.memory,
             attempts=attempts,
-            tries=permissions.tries(view, busy_topologies) or UNSET,
+            tries=note_attempts(view, tries, permissions.attempted, now) or UNSET,
             promises=permissions.promises or UNSET,
             polled_at=now,
             alarm=observation.frozen,
@@ -169,12 +170,18 @@ def healing_step(
 
 
 class _Permissions:
-    """Permissions of one step, and its attempts by topology."""
+    """Permissions of one step, and the topologies that it attempts."""
 
     def __init__(
-        self, memory: HealingState, now: float, settings: HealingSettings, outlook: Outlook
+        self,
+        memory: HealingState,
+        tries: TriesMemory,
+        now: float,
+        settings: HealingSettings,
+        outlook: Outlook,
     ) -> None:
-        self._tries: TriesMemory = memory.tries or {}
+        self._tries = tries
+        """Attempts before this step, with the results of those that have ended."""
         self._former_promises: Mapping[str, float] = memory.promises or {}
         self._now = now
         self._settings = settings
@@ -201,14 +208,9 @@ class _Permissions:
             is_granted = self._now >= self._promise_end(topology_id)
         if is_granted:
             self.attempted.add(topology_id)
-            self.promises.pop(topology_id, None)
         else:
             self.waiting.append(causes[0].name)
         return is_granted
-
-    def tries(self, view: ClusterView, busy: Collection[str]) -> dict[str, Tries]:
-        """The attempts for the next step; ``busy`` are ids of topologies."""
-        return note_attempts(view, self._tries, self.attempted, busy, self._now)
 
     def note_promises(self, causes: Iterable[Cause]) -> None:
         """Note since when a plan promises something to topologies that need one.

@@ -24,6 +24,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.operation_record import OperationRecord, TokenRecord
+from storm_dagster.model.records import HEALING
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS, FoundRun
 from storm_dagster.nimbus.member import Nimbus, repeat
@@ -31,7 +32,6 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import end_change, load_changes
-from storm_dagster.operations.live.healing import HEALING
 from storm_dagster.operations.submit.open_tokens import OpenOperations, read_staging
 from storm_dagster.operations.submit.staging import allocate_topology_id, release_token
 from storm_dagster.operations.transactions import lost_race

@@ -21,7 +21,7 @@ from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement
-from storm_dagster.model.records import Assignment
+from storm_dagster.model.records import HEALING, Assignment
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
@@ -40,8 +40,6 @@ from storm_dagster.operations.upgrade import roll_back_if_upgraded
 REASSIGN = operation("reassign", "reassign", "store.placement.json")
 _PAUSE_GRACE_MS = 60_000
 """Time that a leader has to end a pause that is over."""
-HEALING = "healed"
-"""Action of a reassignment in the history of an assignment."""
 
 
 def reassign(
