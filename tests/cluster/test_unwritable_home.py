@@ -1,5 +1,5 @@
-"""Every daemon starts on a HOME that is full or read-only: it serves what it can, and says in one
-line what it cannot.
+"""Every daemon and every worker starts on a HOME that is full or read-only: it serves what it can,
+and says in one line what it cannot.
 """
 
 from __future__ import annotations
@@ -18,18 +18,49 @@ from typing import Any, Literal
 import httpx
 import pytest
 
+from storm_dagster.api import TopologyBuilder
 from storm_dagster.host.processes import RunFile
 from storm_dagster.model import paths
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.servers.ports import free_port
+from storm_rigs.stage.builder import Stage
 from storm_rigs.stage.child import await_child, start_child, stop_child
 
 pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper]
 
 Fault = Literal["full", "read-only"]
 FAULTS: tuple[Any, ...] = ("full", pytest.param("read-only", marks=pytest.mark.long))
+COMPONENTS = """
+import os
+from pathlib import Path
+
+from storm_dagster.api import Bolt, Spout
+
+
+class Numbers(Spout):
+    outputs = ["number"]
+
+    def initialize(self, conf, context):
+        self.number = 0
+
+    def next_tuple(self):
+        if self.number < 100:
+            self.number += 1
+            self.emit([self.number])
+
+
+class Echo(Bolt):
+    def process(self, tup):
+        with Path(os.environ["RIG_FOLDER"], "echoed").open("a") as stream:
+            stream.write(f"{tup.values[0]} ")
+
+
+class Kept(Bolt):
+    def process(self, tup):
+        self.context.state.save({"number": tup.values[0]})
+"""
 REFUSED = re.compile(
     r"No space left on device|Read-only file system|disk is full|unable to open database"
 )
@@ -166,6 +197,34 @@ def test_a_supervisor_withdraws_its_slots_and_says_why(
             eventually(lambda: len(info().ports) == 2 and not info().withdrawn, timeout=60)
     finally:
         cluster.disconnect()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_worker_runs_the_tasks_that_need_no_disk(disk: Disk, stage: Stage, fault: Fault) -> None:
+    builder = TopologyBuilder("wc")
+    builder.set_spout("numbers", "rig_code:Numbers", outputs=["number"])
+    builder.set_bolt("echo", "rig_code:Echo", inputs="numbers")
+    builder.set_bolt("kept", "rig_code:Kept", inputs="numbers")
+    tasks = {"numbers": "1", "echo": "2", "kept": "3", "__acker": "8", "__topology_master": "9"}
+    rig = stage.workers(builder, tasks, code=COMPONENTS)
+    rig.disk = disk.home
+    slot = ("s1", free_port())
+    rig.assign({slot: "1-3,8-9"})
+    disk.refuse(fault)
+    rig.start(*slot)
+    echoed = rig.folder / "echoed"
+    eventually(lambda: len(echoed.read_text()) > 20, 90, "tuples", ignore=(OSError,))
+
+    def errors() -> list[str]:
+        path = paths.task_errors(rig.topology_id, "kept")
+        nodes = rig.cluster.state.get_children(path)
+        return [str(rig.cluster.state.get_data(f"{path}/{node}")) for node in nodes]
+
+    eventually(lambda: any(REFUSED.search(text) for text in errors()), 60, "the error of the state")
+    lines = [line for line in rig.log(*slot).splitlines() if REFUSED.search(line)]
+    for lacking in ("do not see this worker", "the log ", "the heartbeat file "):
+        assert len([line for line in lines if lacking in line]) == 1, rig.log(*slot)
+    disk.accept()
 
 
 @pytest.mark.long

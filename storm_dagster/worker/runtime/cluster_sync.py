@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -403,7 +404,8 @@ class ClusterSync:
             _log.warning("topology.state.dir cannot be written: %s", error)
         if home.marker != own_marker:
             # Another worker was first, or the mark could not be written.
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         return home
 
     def _write_openings(self) -> None:

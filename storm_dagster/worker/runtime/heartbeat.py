@@ -54,6 +54,8 @@ class HeartbeatThread:
         """Beats so far."""
         self._file: int | None = None
         """Descriptor of the file, once it exists."""
+        self._is_refused = False
+        """True if the disk has refused the last beat."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -79,7 +81,7 @@ class HeartbeatThread:
         return self.failure().encode("ascii", "replace").decode()[:_MAX_FAILURE_CHARS]
 
     def _beat(self) -> None:
-        """Write the file. An error is logged: the next beat tries again."""
+        """Write the file; the next beat tries again after an error, the first of which is logged."""
         self._count += 1
         beat = HeartbeatFile(
             pid=os.getpid(),
@@ -97,7 +99,16 @@ class HeartbeatThread:
                 # Written over the last one: that also works on a full disk.
                 os.pwrite(self._file, text.encode(), 0)
         except OSError as error:
-            _log.warning("the heartbeat file %s cannot be written: %s", self.path, error)
+            if not self._is_refused:
+                _log.warning(
+                    "the heartbeat file %s cannot be written, without which the supervisor ends "
+                    "this worker: %s",
+                    self.path,
+                    error,
+                )
+            self._is_refused = True
+        else:
+            self._is_refused = False
 
 
 def first_start_failure(runners: Iterable[Runner]) -> str:

@@ -33,6 +33,7 @@ from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.cluster_sync import ClusterSync
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread, Watchdog, first_start_failure
 from storm_dagster.worker.runtime.lease import WorkerLease
+from storm_dagster.worker.runtime.log_file import open_worker_log
 from storm_dagster.worker.runtime.loop import Loop
 from storm_dagster.worker.tasks.errors import ErrorReporter
 from storm_dagster.worker.tasks.shared import Shared
@@ -55,9 +56,8 @@ _LARGE_BYTES = 4 * 1024 * 1024
 
 
 def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
-    """Replace the handlers of the root logger by the worker's file."""
-    # Appended to, and rotated by the supervisor, because standard error goes to the same file.
-    handler = logging.FileHandler(spec.log_path, encoding="utf-8")
+    """Replace the handlers of the root logger by the worker's file, if that can be opened."""
+    handler, refusal = open_worker_log(Path(spec.log_path))
     if conf.get("storm.log.format") == "json":
         fixed = {
             "role": "worker",
@@ -74,6 +74,8 @@ def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
     root.handlers[:] = [handler]
     root.setLevel(str(conf.get("storm.log.level") or "INFO"))
     logging.getLogger("kazoo").setLevel(logging.WARNING)
+    if refusal:
+        _log.warning("%s", refusal)
 
 
 def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
@@ -154,8 +156,9 @@ def run_worker(path: Path) -> int:
     # tuples.
     sys.setswitchinterval(0.001)
     transport = _bind(spec, conf)
+    slot_name = f"{spec.node}-{spec.port}"
     run_file = RunFile.write(
-        Path(spec.home), "worker", f"{spec.node}-{spec.port}", {"data": spec.port}
+        Path(spec.home), "worker", slot_name, {"data": spec.port}, required=False
     )
     code = EXIT_SUPERSEDED
     try:

@@ -79,6 +79,8 @@ class WorkerRig:
         """Node -> its address on loopback, by default 127.0.0.1."""
         self.homes: dict[str, Path] = {}
         """Node -> HOME of its workers, by default the rig's folder."""
+        self.disk: Path | None = None
+        """HOME of all workers with their heartbeats and logs; standard error stays outside."""
         self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self.code_dir = folder / "stormdist" / topology_id
         (self.code_dir / "code" / "resources").mkdir(parents=True)
@@ -153,11 +155,11 @@ class WorkerRig:
             node=node,
             host=self.hosts.get(node, "127.0.0.1"),
             port=port,
-            home=str(self.homes.get(node, self.folder)),
+            home=str(self.disk or self.homes.get(node, self.folder)),
             conf=self.zk_conf,
             code_dir=str(self.code_dir),
-            heartbeat_path=str(folder / "heartbeat.json"),
-            log_path=str(self.log_path(node, port)),
+            heartbeat_path=str((self.disk or folder) / "heartbeat.json"),
+            log_path=str((self.disk or self.folder) / self.log_path(node, port).name),
         )
         spec.write(folder / "spec.json")
         code_path = [str(self.code_dir / "code"), os.environ.get("PYTHONPATH", "")]
