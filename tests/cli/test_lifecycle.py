@@ -36,6 +36,7 @@ from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.chaos.lost_leader import submit_while_leader_dies
 from storm_rigs.chaos.workload import files_below
 from storm_rigs.servers.ensemble import server_mode
 from storm_rigs.servers.processes import processes_of
@@ -43,6 +44,7 @@ from storm_rigs.servers.processes import processes_of
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
 
 WORDCOUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
+STEADY = f"{WORDCOUNT.parents[1]}/tests/cluster/topologies/steady.py:Steady"
 ALONE = ["--conf", "topology.master.single.worker=true"]
 SMALL = ["--conf", "wordcount.files=3", "--conf", "wordcount.limit=300"]
 SECRET, PASSWORD = "planted-secret-of-the-cluster-4711", "planted-zookeeper-password"
@@ -518,6 +520,12 @@ def test_a_killed_topology_is_gone_with_its_workers(cluster: LocalCluster) -> No
     with pytest.raises(NotAlive):
         cluster.cli("kill", "wc")
     eventually(lambda: not cluster.processes("worker"), 60, "the end of its workers")
+
+
+def test_a_submission_outlives_a_kill_of_the_only_nimbus(cluster: LocalCluster) -> None:
+    """At each of its assets, and with a follower: ``cluster/test_leader_lost.py``."""
+    submit_while_leader_dies(cluster, STEADY, name="lost", token="t-lost", stage="assignment")
+    cluster.cli("kill", "lost", "-w", "0")
 
 
 @pytest.mark.long
