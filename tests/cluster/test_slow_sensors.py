@@ -1,5 +1,5 @@
-"""A Dagster whose sensors tick 30 s apart, or whose daemon is off: the leader heals real workers, and
-readers say who heals.
+"""A Dagster whose sensors tick 30 s apart, or whose daemon is off: the leader heals real workers,
+and readers say who heals.
 """
 
 from __future__ import annotations

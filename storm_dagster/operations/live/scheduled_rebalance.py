@@ -1,4 +1,4 @@
-"""Rebalances that schedules ask for: the one judgement for all of them.
+"""Rebalances that schedules ask for: the one judgment for all of them.
 
 A schedule asks by :func:`scheduled_gain` whether a topology gains enough to be rebalanced, and the
 run that it requests asks by :func:`unsteady_now` once more when it begins.
@@ -17,7 +17,7 @@ from storm_dagster.operations.live.rebalance import rebalance
 
 @dataclass(frozen=True)
 class ScheduledGain:
-    """Judgement of a schedule about one topology."""
+    """Judgment of a schedule about one topology."""
 
     moved: int
     """Number of tasks that a rebalance moves; 0 if none is worth a run."""
@@ -31,8 +31,9 @@ def scheduled_gain(
     """The fewest moves that restore balance, and their gain.
 
     No move if the topology is not steady, or if the gain is at most
-    ``topology.rebalance.threshold``. Hosts that registered less than ``nimbus.rebalance.quiet.secs``
-    ago do not count. Raises the planner's error if the topology does not fit.
+    ``topology.rebalance.threshold``. Hosts that registered less than
+    ``nimbus.rebalance.quiet.secs`` ago do not count. Raises the planner's error if the topology
+    does not fit.
     """
     report = rebalance(ctx, topology.id, dry_run=True, scheduled=True, view=view)
     if report.reason:

@@ -81,7 +81,7 @@ class HeartbeatThread:
         return self.failure().encode("ascii", "replace").decode()[:_MAX_FAILURE_CHARS]
 
     def _beat(self) -> None:
-        """Write the file; the next beat tries again after an error, the first of which is logged."""
+        """Write the file. After an error, which is logged once, the next beat tries again."""
         self._count += 1
         beat = HeartbeatFile(
             pid=os.getpid(),
