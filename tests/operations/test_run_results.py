@@ -30,7 +30,7 @@ def test_a_rebalance_without_effect_says_that_all_is_even(world: World) -> None:
 def test_a_rebalance_without_effect_names_the_limits_of_its_slots(world: World) -> None:
     conf = {"topology.workers": 2, "isolation.scheduler.machines": ["s1"]}
     world.submit("wc", conf=conf)
-    answer = rebalance_answer(rebalance(world.context(), "wc"))
+    answer = rebalance_result(rebalance(world.context(), "wc"))
     assert (answer.outcome, answer.moved) == ("unchanged", 0)
     expected = (
         "nothing to move: 2 workers on 1 host, isolation.scheduler.machines leaves 1 of 2 hosts"
