@@ -140,7 +140,9 @@ def test_a_start_time_is_in_utc_without_a_time_zone(start: str, expected: int) -
     assert start_time_ms(start) == expected
 
 
-_ZONES = st.sampled_from([None, timezone.utc, timezone(timedelta(hours=-7, minutes=-30))])
+_ZONES: st.SearchStrategy[Any] = st.sampled_from(
+    [None, timezone.utc, timezone(timedelta(hours=-7, minutes=-30))]
+)
 
 
 @given(st.datetimes(min_value=datetime(1971, 1, 1), timezones=_ZONES))
