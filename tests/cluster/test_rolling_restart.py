@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.testing.task_state import read_task_states
 from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.pid_namespaces import missing_requirement
@@ -165,4 +166,15 @@ def test_a_drain_waits_for_the_next_leader(daemons: Daemons, tmp_path: Path) -> 
     assert supervisor not in nodes(daemons, topology_id)
     daemons.wait_running(topology_id)
     notes.more_acks()
+    is_exact(daemons, notes)
+
+
+def test_rebalances_replay_nothing(daemons: Daemons, tmp_path: Path) -> None:
+    topology_id, notes = submitted(daemons, tmp_path)
+    with daemons.operations() as ctx:
+        for workers_wanted in (2, 4, 3):
+            moved = rebalance(ctx, "counted", workers=workers_wanted, wait_secs=3)
+            assert moved.outcome == "assigned" and moved.status == "ACTIVE"
+            daemons.wait_running(topology_id)
+            notes.more_acks()
     is_exact(daemons, notes)
