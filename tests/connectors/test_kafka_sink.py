@@ -320,7 +320,7 @@ def test_messages_that_no_broker_takes_are_an_error(monkeypatch: pytest.MonkeyPa
     sink.close()
     sink.open({"kafka.bootstrap.servers": bootstrap, "kafka.log_level": 0, **SMALL}, "")
     with pytest.raises(
-        Unavailable, match=r"has not taken the messages before for 0.3 s: .*Queue full"
+        Unavailable, match=r"has not taken the messages before for 0\.3 s: .*Queue full"
     ):
         sink.write([Row({"n": n}) for n in range(20)], 1)
     sink.close()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from hypothesis import strategies as st
 
@@ -20,7 +21,11 @@ LOOKALIKES: list[Any] = [
     [], {}, (), [[]], [None], [1, None], [1, 2.5], [1, "a"], [{"sku": 1}, {"sku": 2}], [[1], [2, 3]],
     {"a": 1}, {"a": None}, {1: "a"}, {b"a": 1}, {"a": {"b": [1]}}, {1, 2}, frozenset({"a"}), bytearray(b"a"),
     timedelta(microseconds=1), datetime(2026, 1, 1),
-    datetime(2026, 1, 1, 12, 0, 0, 1, timezone.utc),
+    datetime(2026, 1, 1, 12, 0, 0, 1, timezone.utc), datetime(2026, 10, 25, 2, 30, fold=1),
+    datetime.min, datetime.max, datetime.min.replace(tzinfo=timezone(14 * _HOUR)),
+    datetime.max.replace(tzinfo=timezone(-14 * _HOUR)), date.min, date.max, time(2, 30, fold=1),
+    timedelta.min, timedelta.max, Decimal("-0"), Decimal("0E-30"), Decimal("sNaN"), Decimal("-Infinity"),
+    UUID(int=0), {True: 1}, {None: 1}, {2**64: 1}, {(1, 2): 1}, {"a": Decimal("sNaN")}, [b"a", "a", 1],
 ]  # fmt: skip
 """Values that one system or another takes for a value of another type."""
 SCALARS = (
@@ -36,7 +41,7 @@ SCALARS = (
     | st.decimals()
     | st.uuids()
 )
-_KEYS = st.text(max_size=4) | st.integers() | st.binary(max_size=4)
+_KEYS = st.text(max_size=4) | st.integers() | st.binary(max_size=4) | st.booleans() | st.none()
 TUPLE_VALUES: st.SearchStrategy[Any] = st.recursive(
     SCALARS,
     lambda inner: (
