@@ -103,6 +103,8 @@ def without_traceback(error: Exception) -> Exception:
 
 def _is_of_library(file_name: str) -> bool:
     """True if a file is one of an installed package, of this one, or of Python."""
-    if not _LIBRARY_FOLDERS.isdisjoint(PurePath(file_name).parts):
+    path = PurePath(file_name)
+    # Modules that are compiled name their source as it was built.
+    if not path.is_absolute() or not _LIBRARY_FOLDERS.isdisjoint(path.parts):
         return True
-    return file_name.startswith((*_OWN_FOLDERS, "<frozen "))
+    return file_name.startswith(_OWN_FOLDERS)

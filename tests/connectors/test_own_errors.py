@@ -216,10 +216,15 @@ def test_an_error_of_a_client_is_of_its_system(error: Exception) -> None:
     assert is_of_system(wrapped), "raised from it"
 
 
-SOURCE_CALLS = ["partitions", "assign", "read", "recreated", "commit", "ack", "lag"]
+def few(cases: Sequence[Any]) -> list[Any]:
+    """The first two cases, and the others with the mark ``long``."""
+    return [*cases[:2], *[pytest.param(case, marks=pytest.mark.long) for case in cases[2:]]]
 
 
-@pytest.mark.parametrize("call", SOURCE_CALLS)
+SOURCE_CALLS = ["read", "commit", "partitions", "assign", "recreated", "ack", "lag"]
+
+
+@pytest.mark.parametrize("call", few(SOURCE_CALLS))
 def test_a_source_whose_code_is_at_fault_is_called_ever_less_often(call: str) -> None:
     fault(call, KeyError("customer"))
     with TopologyHarness(Reading, simulated=True) as harness:
@@ -236,7 +241,7 @@ def test_a_source_whose_code_is_at_fault_is_called_ever_less_often(call: str) ->
         run_until(harness, lambda: Numbers.committed == {"p": 10}, "it goes on")
 
 
-@pytest.mark.parametrize("error", OWN_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", few(OWN_ERRORS), ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("topology", [Reading, ReadingInThread])
 def test_no_error_of_a_sources_code_is_an_outage(
     topology: type[Topology], error: Exception
@@ -248,7 +253,7 @@ def test_no_error_of_a_sources_code_is_an_outage(
         assert awaited(harness) == []
 
 
-@pytest.mark.parametrize("error", SYSTEM_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", few(SYSTEM_ERRORS), ids=lambda error: type(error).__name__)
 def test_an_error_of_a_sources_client_is_an_outage(error: Exception) -> None:
     fault("read", error)
     with TopologyHarness(Reading, simulated=True) as harness:
@@ -292,7 +297,7 @@ def test_a_sink_whose_code_is_at_fault_is_called_ever_less_often(call: str, tmp_
         assert not harness.run().failed["records"]
 
 
-@pytest.mark.parametrize("error", OWN_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", few(OWN_ERRORS), ids=lambda error: type(error).__name__)
 def test_no_error_of_a_sinks_code_is_an_outage(error: Exception, tmp_path: Path) -> None:
     fault("write", error)
     rows = {"records": [[1]]}
@@ -302,7 +307,7 @@ def test_no_error_of_a_sinks_code_is_an_outage(error: Exception, tmp_path: Path)
         assert awaited(harness) == []
 
 
-@pytest.mark.parametrize("error", SYSTEM_ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", few(SYSTEM_ERRORS), ids=lambda error: type(error).__name__)
 def test_an_error_of_a_sinks_client_is_an_outage(error: Exception, tmp_path: Path) -> None:
     fault("write", error)
     rows = {"records": [[1]]}

@@ -80,6 +80,10 @@ class Use(Bolt):
 '''
 
 
+TICKS = {"topology.tick.tuple.freq.secs": 0.1}
+"""The class of a sink sets ticks itself, but not if a rig names it by text."""
+
+
 class Quiet:
     """A worker, and the lines of its log and of what libraries print."""
 
@@ -155,7 +159,7 @@ def test_postgresql_that_ends_and_comes_back_is_quiet(
         db.execute("create table numbers (n int primary key)")
     builder = TopologyBuilder("wc")
     builder.set_spout("numbers", "rig_code:Numbers", outputs=["n"])
-    builder.set_bolt("table", "rig_code:Table", inputs="numbers")
+    builder.set_bolt("table", "rig_code:Table", inputs="numbers", config=TICKS)
     tasks = {"table": "1", "__acker": "2", "__topology_master": "3", "numbers": "4"}
     quiet = Quiet(stage.workers(builder, tasks, code=CODE, conf=conf), "1-4")
     quiet.wait_for_more("acked", "rows are written")
@@ -181,7 +185,7 @@ def test_a_kafka_broker_that_ends_and_comes_back_is_quiet(
     broker.create_topics("numbers")
     builder = TopologyBuilder("wc")
     builder.set_spout("numbers", "rig_code:Numbers", outputs=["n"])
-    builder.set_bolt("topic", f"rig_code:{sink}", inputs="numbers")
+    builder.set_bolt("topic", f"rig_code:{sink}", inputs="numbers", config=TICKS)
     builder.set_spout("records", "rig_code:Records", outputs=["row"])
     builder.set_bolt("use", "rig_code:Use", inputs="records")
     tasks: dict[str, Any] = {
