@@ -39,6 +39,10 @@ a worker kept tasks that went with its session        ``operations/test_task_own
 a host that flapped caused a run every ten seconds    rule "runs", mutants "healing tries again whenever something
                                                       changes", "every cause is new when it comes back";
                                                       ``core/test_worthwhile_attempts.py``
+what died in a pause of healing was moved in it       rule "pause", mutant "healing does not know its pause";
+                                                      ``operations/test_healing_pause.py``
+runs that came after the leader counted as none       rule "runs", mutant "a late run is taken for one that moved tasks";
+                                                      ``core/test_worthwhile_attempts.py``
 free slots of the cluster counted for a topology      ``core/test_usable_slots.py``, ``operations/test_isolation.py``
 ====================================================  =================================================================
 """

@@ -5,7 +5,6 @@ gone for good.
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from storm_dagster.core.invariants.rules import ClusterSnapshot, violations
@@ -15,6 +14,17 @@ from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.records import Assignment, StormBase
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_simulation.drains import check_calm_drains
+from storm_simulation.healing_checks import (
+    HEAL_SECS,
+    SESSION_SECS,
+    await_end_of_pause,
+    check_late_runs,
+    check_pause,
+    check_runs,
+    choose_healer,
+    secs_until_healed,
+)
+from storm_simulation.healing_faults import switch_healer
 from storm_simulation.rules import ROOT, stored
 
 if TYPE_CHECKING:
@@ -22,8 +32,6 @@ if TYPE_CHECKING:
     from storm_simulation.commands import Command
     from storm_simulation.faults import Faults
 
-SESSION_SECS = 4.0
-HEAL_SECS = SESSION_SECS + 35.0
 _SETTLE_SECS = 300.0
 _FLAPS = 10
 """How often hosts come and go in the end, in about two and a half minutes."""
@@ -52,6 +60,8 @@ class Calm:
         check_calm_drains(self)
         self._await_healed(HEAL_SECS, "after hosts were drained")
         self._losses()
+        check_pause(self)
+        check_late_runs(self)
         self._flapping()
         self._idle()
         self._leaks()
@@ -89,14 +99,19 @@ class Calm:
         )
         if not ended:
             left = [str(c) for c in cluster.commands if c.ended is None and not _gone(c)]
-            self._fail("I8", f"a command does not end: {left[0]}")
-        if not cluster.until(lambda: cluster.leader() is not None, 30.0):
-            self._fail("liveness", "nobody leads 30 s after the last fault")
+            self.fail("I8", f"a command does not end: {left[0]}")
+        if not self.await_leader():
+            self.fail("liveness", "nobody leads 30 s after the last fault")
+        await_end_of_pause(self)
         self._end_upgrades()
-        self._await_healed(_SETTLE_SECS, "after the last fault")
+        self.await_healed(_SETTLE_SECS, "after the last fault")
         for code_dir in sorted(self.cluster.rules.rolled_back):
             for worker in self.cluster.rules.running(code_dir):
-                self._fail("I7", f"{worker.process.name} runs {code_dir}, which was rolled back")
+                self.fail("I7", f"{worker.process.name} runs {code_dir}, which was rolled back")
+
+    def await_leader(self) -> bool:
+        """Whether a nimbus leads within 30 s."""
+        return self.cluster.until(lambda: self.cluster.leader() is not None, 30.0)
 
     def _end_upgrades(self) -> None:
         """As an operator does: an upgrade whose batch is done waits for one."""
@@ -127,11 +142,11 @@ class Calm:
                 process.freeze()
                 self.cluster.kernel.after(2.0, process.thaw)
 
-    def _await_healed(self, secs: float, when: str) -> None:
+    def await_healed(self, secs: float, when: str) -> None:
         if not self.cluster.until(lambda: not self._dead(), secs):
-            self._fail("liveness", f"{secs:.0f} s {when}: {'; '.join(self._dead()[:3])}")
+            self.fail("liveness", f"{secs:.0f} s {when}: {'; '.join(self._dead()[:3])}")
 
-    def _fail(self, invariant: str, text: str) -> None:
+    def fail(self, invariant: str, text: str) -> None:
         self.cluster.violated(invariant, text)
         self.cluster.run(0.001)
 
@@ -161,11 +176,11 @@ class Calm:
                 base = by_name.get(name)
                 wanted = {"activate": "ACTIVE", "deactivate": "INACTIVE"}.get(command.verb)
                 if command.verb == "kill" and base is not None:
-                    self._fail("acknowledged", f"{command}, and {name} is {base.status}")
+                    self.fail("acknowledged", f"{command}, and {name} is {base.status}")
                 elif command.verb == "submit" and base is None:
-                    self._fail("acknowledged", f"{command}, and nothing is called {name}")
+                    self.fail("acknowledged", f"{command}, and nothing is called {name}")
                 elif wanted and base is not None and base.wanted_status != wanted:
-                    self._fail(
+                    self.fail(
                         "acknowledged", f"{command}{during}, and {name} is {base.wanted_status}"
                     )
 
@@ -187,7 +202,7 @@ class Calm:
 
         process = self.cluster.job("probe", put)
         if not self.cluster.until(lambda: process.dead, 90.0) or len(errors) == 10:
-            self._fail("liveness", f"nothing can be stored after the last fault: {errors[-1:]}")
+            self.fail("liveness", f"nothing can be stored after the last fault: {errors[-1:]}")
 
     def _view(self) -> None:
         """The product's own invariants, on what a client reads now."""
@@ -205,7 +220,7 @@ class Calm:
         process = self.cluster.job("look", look)
         self.cluster.until(lambda: process.dead, 30.0)
         if found:
-            self._fail("core", found[0])
+            self.fail("core", found[0])
 
     # -- some are gone for good --------------------------------------------------------------------
 
@@ -217,34 +232,34 @@ class Calm:
         gone = rng.sample(sorted(cluster.nimbuses), rng.randrange(len(cluster.nimbuses)))
         if not self._readable_without(gone):
             gone = []
-        used = sum(len(a.workers) for a in cluster.rules.assignments.values())
-        ports = len(next(iter(cluster.supervisors.values())).ports)
-        most = min(
-            2, len(cluster.supervisors) - 1, len(cluster.supervisors) - -(-(used + 1) // ports)
-        )
-        if any(base.isolation for base in self.bases().values()):
-            # What is isolated on a host may fill it.
-            most = 0
-        most = max(0, most)
-        alone = rng.random() < 0.4
+        most = self.spare_hosts()
+        healer = choose_healer(cluster)
+        is_lost = healer == "sensor" and rng.random() < 0.2
+        alone = is_lost or healer != "sensor"
         gone += rng.sample(sorted(cluster.supervisors), rng.randint(min(int(alone), most), most))
-        secs = HEAL_SECS
-        if alone:
-            # Without Dagster the leader heals, after it has missed it for a while.
+        if is_lost:
             gone.append(cluster.dagster.host.name)
-            secs += 2.0 * float(cluster.conf()["nimbus.monitor.backstop.secs"])
-        # After a run that changed nothing the sensor leaves a topology to the leader for a minute,
-        # and here both may be lost at once.
-        times = cluster.dagster.healing_runs.fruitless.values()
-        last_fruitless = max((max(each) for each in times), default=-60.0)
-        cluster.run(max(0.0, last_fruitless + 60.0 - cluster.kernel.now))
+        secs = secs_until_healed(cluster, gone, is_alone=alone)
         for name in gone:
             cluster.lose_host(cluster.hosts[name])
         self.faults.counts["machine lost for good"] += len(gone)
-        self.faults.log.append(f"{cluster.kernel.now:.2f} lost for good: {gone}")
-        self._await_healed(secs + 6.0, f"after {gone} were lost for good")
+        self.faults.log.append(f"{cluster.kernel.now:.2f} lost for good: {gone}, {healer}")
+        self.await_healed(secs, f"after {gone} were lost for good ({healer})")
         for name in gone:
             cluster.boot_host(cluster.hosts[name])
+        switch_healer(cluster, "sensor")
+
+    def spare_hosts(self) -> int:
+        """Hosts that may be lost, at most two, while the others have slots for everything."""
+        if any(base.isolation for base in self.bases().values()):
+            # What is isolated on a host may fill it.
+            return 0
+        cluster = self.cluster
+        used = sum(len(a.workers) for a in cluster.rules.assignments.values())
+        ports = len(next(iter(cluster.supervisors.values())).ports)
+        needed = -(-(used + 1) // ports)
+        hosts = len(cluster.supervisors)
+        return max(0, min(2, hosts - 1, hosts - needed))
 
     def _readable_without(self, gone: list[str]) -> bool:
         """Whether the nimbuses that stay hold the code of everything that runs."""
@@ -270,7 +285,7 @@ class Calm:
         flapping = [cluster.hosts[name] for name in rng.sample(sorted(cluster.supervisors), 2)]
         if not self._change_blacklist(add=sorted(cluster.supervisors)):
             return
-        self._await_healed(HEAL_SECS + 60.0, "after the last machine was back")
+        self.await_healed(HEAL_SECS + 60.0, "after the last machine was back")
         begin = cluster.kernel.now
         for number in range(_FLAPS):
             host = flapping[number % 2]
@@ -279,18 +294,10 @@ class Calm:
             cluster.boot_host(host)
             cluster.run(rng.uniform(2.0, 8.0))
         self.faults.counts["host flaps"] += _FLAPS
-        self._check_runs(begin)
+        check_runs(self, begin)
         self._change_blacklist(remove=sorted(cluster.supervisors))
-        self._await_healed(HEAL_SECS + 60.0, "after hosts came and went")
-
-    def _check_runs(self, begin: float) -> None:
-        """At most one run in a minute, and ten in a day, change nothing for a topology."""
-        for topology_id, times in self.cluster.dagster.healing_runs.fruitless.items():
-            recent = [at for at in times if at >= begin]
-            is_too_soon = any(later - at < 60.0 for at, later in pairwise(recent))
-            if is_too_soon or len(recent) > 10:
-                rounded = [round(at - begin) for at in recent]
-                self._fail("runs", f"of {topology_id} runs change nothing at {rounded} s")
+        # The sensor may leave a topology to the leader now, whose backstop heals it in time.
+        self.await_healed(HEAL_SECS, "after hosts came and went")
 
     def _change_blacklist(self, add: Collection[str] = (), remove: Collection[str] = ()) -> bool:
         """Whether the blacklist is as it should be within a minute."""
@@ -323,7 +330,7 @@ class Calm:
             busy = self._busy_within(30.0)
             if not busy:
                 return
-        self._fail("I8", f"{busy} in an idle cluster")
+        self.fail("I8", f"{busy} in an idle cluster")
 
     def _busy_within(self, secs: float) -> str:
         cluster = self.cluster
@@ -345,15 +352,15 @@ class Calm:
             command = cluster.command("kill", name, wait=0)
             cluster.until(lambda command=command: command.ended is not None, 120.0)
         if not cluster.until(lambda: not self.bases(), 120.0):
-            self._fail("I3", f"not removed: {sorted(self.bases())}")
+            self.fail("I3", f"not removed: {sorted(self.bases())}")
         cluster.until(lambda: not self._left(), 240.0)
         left = self._left()
         if left:
-            self._fail("I3", f"left of topologies that are gone: {left[0]} ({len(left)} in all)")
+            self.fail("I3", f"left of topologies that are gone: {left[0]} ({len(left)} in all)")
         for each in self._watched():
-            self._fail("I3", f"a watch is left of what is gone: {each}")
+            self.fail("I3", f"a watch is left of what is gone: {each}")
         if cluster.workers:
-            self._fail(
+            self.fail(
                 "I3", f"{next(iter(cluster.workers.values())).process} runs, and no topology does"
             )
 

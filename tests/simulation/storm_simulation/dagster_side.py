@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("simulation.run")
 _TICK_SECS = 45.0
+_RUN_DELAYS = (0.2, 2.0)
 _LOST_RUN_SECS = 30.0
 """Time after which Dagster's monitoring marks a run as failed whose process is gone."""
 
@@ -77,8 +78,8 @@ class HealingRuns:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         """``moved``, ``late`` (another healer was faster), or ``fruitless`` -> number."""
-        self.fruitless: dict[str, list[float]] = {}
-        """Topology id -> times at which runs were requested that changed nothing."""
+        self.empty: dict[str, list[float]] = {}
+        """Topology id -> times at which runs were requested that changed nothing or were late."""
 
     def add(self, run: Run, causes: list[Cause], reports: list[ReassignResult], tree: Tree) -> None:
         """Count the outcome of a run for each of its topologies."""
@@ -88,11 +89,10 @@ class HealingRuns:
             node = tree.nodes.get(f"/storm{paths.assignment(topology_id)}")
             if outcomes.get(topology_id) == "assigned":
                 self.counts["moved"] += 1
-            elif node is None or node.version != generation:
-                self.counts["late"] += 1
-            else:
-                self.counts["fruitless"] += 1
-                self.fruitless.setdefault(topology_id, []).append(run.created)
+                continue
+            is_late = node is None or node.version != generation
+            self.counts["late" if is_late else "fruitless"] += 1
+            self.empty.setdefault(topology_id, []).append(run.created)
 
 
 @dataclass
@@ -135,13 +135,22 @@ class SimulatedDagster:
         self.healing_runs = HealingRuns()
         self.next_run: Callable[[Process], None] | None = None
         """What happens to the next run, soon after its start."""
+        self.interval_secs = 1.0
+        """Least time from the start of a sensor's tick to the next one."""
+        self.tick_secs = _TICK_SECS
+        """Longest tick of the healing sensor."""
+        self.sensors_on = True
+        self.switched_off = False
+        """Nobody starts the daemon again."""
+        self.run_delays = _RUN_DELAYS
+        """Least and longest time until a run starts."""
 
     @property
     def up(self) -> bool:
         return self.process is not None and self.process.runs
 
     def start(self) -> None:
-        if self.process is not None and not self.process.dead:
+        if self.switched_off or (self.process is not None and not self.process.dead):
             return
         # What its process remembers.
         HealingCursor._recent.clear()
@@ -150,22 +159,51 @@ class SimulatedDagster:
         self.process.spawn(self._heal, "heartbeat_sensor")
         self.process.spawn(self._finish, "lifecycle_sensor")
 
+    def switch_off(self) -> None:
+        """End the daemon, until :meth:`switch_on`."""
+        self.switched_off = True
+        if self.process is not None:
+            self.process.kill()
+
+    def switch_on(self) -> None:
+        """Start the daemon if it is off."""
+        if self.switched_off:
+            self.switched_off = False
+            self.cluster.start_missing()
+
+    def reset_delays(self) -> None:
+        """Runs start soon."""
+        self.run_delays = _RUN_DELAYS
+
     # -- sensors -----------------------------------------------------------------------------------
+
+    def _await_tick(self, begun: float) -> None:
+        """Sleep until the next tick of a sensor whose last one began then."""
+        kernel = self.cluster.kernel
+        pause = kernel.rng.uniform(0.2, 1.5)
+        kernel.sleep(max(pause, begun + self.interval_secs - kernel.now))
+        while not self.sensors_on:
+            kernel.sleep(1.0)
 
     def _heal(self) -> None:
         conf = self.cluster.conf().values
         limits = LivenessLimits.from_conf(conf)
         kernel = self.cluster.kernel
+        begun = kernel.now - self.interval_secs
         while True:
-            kernel.sleep(kernel.rng.uniform(0.2, 1.5))
+            self._await_tick(begun)
+            begun = kernel.now
+            tick_secs, interval_secs = self.tick_secs, self.interval_secs
             context: Any = SimpleNamespace(cursor=self.storage.cursor, instance=_Instance(self))
             tick = heartbeat_sensor._Tick(
                 "heartbeat_sensor", context, limits, self.names, self._load
             )
             requests: list[dg.RunRequest] = []
             try:
-                with sensor_watch.open_watch(conf, tick_secs=_TICK_SECS, interval_secs=1) as watch:
-                    requests = tick.run(watch, kernel.boot() + _TICK_SECS)
+                with sensor_watch.open_watch(
+                    conf, tick_secs=tick_secs, interval_secs=interval_secs
+                ) as watch:
+                    requests = tick.run(watch, kernel.boot() + tick_secs)
                     tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
             except Unavailable:
                 tick.grant_new_time()
@@ -189,7 +227,7 @@ class SimulatedDagster:
         kernel = self.cluster.kernel
         run = Run(f"run-{len(self.storage.keys)}", kernel.now, dict(request.run_config))
         self.storage.runs.append(run)
-        kernel.after(kernel.rng.uniform(0.2, 2.0), self._start_run, run)
+        kernel.after(kernel.rng.uniform(*self.run_delays), self._start_run, run)
 
     def _start_run(self, run: Run) -> None:
         if not self.storage.starts_runs or (self.process is not None and self.process.dead):
@@ -204,7 +242,8 @@ class SimulatedDagster:
         def work() -> None:
             reports: list[ReassignResult] = []
             try:
-                with operations(self.cluster) as ctx:
+                with operations(self.cluster) as connected:
+                    ctx = replace(connected, run=run.run_id)
                     reports = healing.reassign(ctx, decoded)
                 failed = any(report.status == "failed" for report in reports)
                 run.status = dg.DagsterRunStatus.FAILURE if failed else dg.DagsterRunStatus.SUCCESS
@@ -231,8 +270,11 @@ class SimulatedDagster:
     def _finish(self) -> None:
         kernel = self.cluster.kernel
         memory = DueMemory()
+        begun = kernel.now
         while True:
-            kernel.sleep(5.0)
+            kernel.sleep(4.0)
+            self._await_tick(begun)
+            begun = kernel.now
             boot_id = f"boot-{self.host.name}-{self.host.files.get('boots', 0)}"
             try:
                 with operations(self.cluster) as ctx:

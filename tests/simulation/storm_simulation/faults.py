@@ -480,8 +480,13 @@ def _wall(faults: Faults) -> Undo | None:
     if host is None:
         return None
     before = host.wall_offset
-    host.wall_offset += faults.rng.choice((-86400.0, -3600.0, -5.0, 5.0, 3600.0, 86400.0))
-    return lambda: setattr(host, "wall_offset", before)
+
+    def jump(offset: float) -> None:
+        host.wall_offset = offset
+        host.wall_jumped_at = faults.cluster.kernel.now
+
+    jump(before + faults.rng.choice((-86400.0, -3600.0, -5.0, 5.0, 3600.0, 86400.0)))
+    return lambda: jump(before)
 
 
 @fault("clock runs fast or slow", "clocks")

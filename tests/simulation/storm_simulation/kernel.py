@@ -30,6 +30,8 @@ class Host:
 
     name: str
     wall_offset: float = 0.0
+    wall_jumped_at: float = -1000.0
+    """Virtual time at which its wall clock jumped last."""
     boot_offset: float = 0.0
     drift: float = 0.0
     """Seconds that its clocks gain in each second."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storm_dagster.core.liveness import step
+from storm_dagster.core.liveness import retries, step
 from storm_dagster.core.liveness.detection import LivenessResult
 from storm_dagster.core.liveness.retries import Permission
 from storm_dagster.core.upgrade import machine
@@ -277,6 +277,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "runs",
         (step, "note_attempts", _always({})),
     ),
+    _m(
+        "a late run is taken for one that moved tasks",
+        "runs",
+        (retries, "_healed_by_run", _always(True)),
+    ),
+    _m(
+        "healing does not know its pause",
+        "pause",
+        (step, "see_pause", _always(None)),
+        (healing, "_is_in_force", _always(False)),
+    ),
+    _m("no leader ends a pause", "pause", (duties, "is_due", _always(False))),
     _m("lost hosts are no cause", "liveness", (step, "observe", _without("lost_host"))),
     _m("the leader never heals", "liveness", (duties.LeaderHealing, "_heal", _always(None))),
     _m(

@@ -12,7 +12,8 @@ from typing import Any
 
 from storm_simulation.calm import Calm
 from storm_simulation.cluster import Cluster, Violation
-from storm_simulation.faults import KINDS, Faults
+from storm_simulation.faults import Faults
+from storm_simulation.healing_faults import KINDS
 
 _NAMES = ("a", "b", "c", "d")
 

@@ -9,9 +9,11 @@ from kazoo.protocol.serialization import CheckVersion, SetData
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, StormDagsterError
+from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key
 from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.records import (
+    HEALING,
     Assignment,
     EpochRecord,
     GrayUpgrade,
@@ -20,7 +22,7 @@ from storm_dagster.model.records import (
 )
 from storm_simulation.commands import owner_by
 from storm_simulation.ensemble import Commit
-from storm_simulation.kernel import Host
+from storm_simulation.kernel import EPOCH, Host
 
 if TYPE_CHECKING:
     from storm_simulation.cluster import Cluster
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 
 ROOT = "/storm"
 _REPLACING = ("update",)
+_PAUSE_GRACE_MS = 59_000
+"""Time after the end of a pause from which on it may be over without a leader that ends it."""
+_JUMP_SECS = 60.0
+"""Time after a jump of a clock in which a process may still act by the former time."""
 
 
 class Rules:
@@ -46,6 +52,8 @@ class Rules:
         """Code that no worker may run any more."""
         self._owners: dict[str, int] = {}
         self._tokens: dict[str, str] = {}
+        self.pause: HealingPause | None = None
+        """Pause of healing by operators."""
         self.checked = 0
         self.tainted: set[str] = set()
         """Names of topologies whose state is wrong already, by a violation that was counted."""
@@ -68,12 +76,14 @@ class Rules:
             if first == "gray_upgrade" and "/" in rest:
                 topology_id, _, part = rest.partition("/")
                 self._upgrade(topology_id, part, data, created=kind == "CREATED")
+            if first == "healing_pause":
+                self._pause(data)
             if not rest or "/" in rest:
                 continue
             if first == "topology":
                 self._base(commit, rest, data, before, created=kind == "CREATED")
             elif first == "assignments":
-                self._assignment(rest, data)
+                self._assignment(commit, rest, data)
             elif first == "tokens":
                 self._token(rest, data)
 
@@ -235,8 +245,28 @@ class Rules:
                     f"{topology_id} was published with {key} on {len(holders)} nimbuses, not {minimum}",
                 )
 
-    def _assignment(self, topology_id: str, data: bytes | None) -> None:
-        self.assignments.pop(topology_id, None)
+    def _pause(self, data: bytes | None) -> None:
+        self.pause = None if data is None else decode_record(HealingPause, data)
+
+    def _healed(self, commit: Commit, former: Assignment | None, assignment: Assignment) -> None:
+        """Nothing is healed in a pause that is in force by the clock of the healer's host."""
+        if self.pause is None or former is None or commit.session is None:
+            return
+        history = assignment.history
+        if history[:1] == former.history[:1] or history[0].action != HEALING:
+            return
+        kind, _, name = commit.session.label.partition("-")
+        host = self._cluster.hosts[name] if kind == "nimbus" else self._cluster.dagster.host
+        if self._cluster.kernel.now - host.wall_jumped_at < _JUMP_SECS:
+            return  # By the clock of a moment ago the pause may have been over.
+        wall_ms = 1000 * (EPOCH + self._cluster.kernel.now + host.wall_offset)
+        if wall_ms < self.pause.until_ms + _PAUSE_GRACE_MS:
+            self._violated(
+                "pause", f"{commit.session.label} healed {assignment.topology_id} in a pause"
+            )
+
+    def _assignment(self, commit: Commit, topology_id: str, data: bytes | None) -> None:
+        former = self.assignments.pop(topology_id, None)
         if not data:
             return
         try:
@@ -255,6 +285,7 @@ class Rules:
                     "I1", f"slot {sorted(shared)[0]} is given to {topology_id} and to {other}"
                 )
         self.assignments[topology_id] = assignment
+        self._healed(commit, former, assignment)
 
     def _token(self, token: str, data: bytes | None) -> None:
         if data is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storm_simulation.faults import GROUPS
+from storm_simulation.healing_faults import GROUPS
 
 if TYPE_CHECKING:
     from storm_simulation.program import Result
@@ -21,6 +21,8 @@ _GROUPS = {
     "run killed at a step": "processes",
     "machine lost for good": "for good",
     "host flaps": "for good",
+    "host lost in a pause": "for good",
+    "host lost, runs late": "for good",
 }
 """Machines are lost for good once in each seed, after its other faults."""
 
