@@ -14,7 +14,7 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.read.under_way import operations_under_way
 from storm_dagster.operations.submit import submission
-from storm_dagster.operations.submit.open_tokens import OpenOperations, starting_topologies
+from storm_dagster.operations.submit.open_tokens import OpenTokenReader, starting_topologies
 from storm_dagster.operations.submit.staging import (
     allocate_topology_id,
     read_token,
@@ -53,14 +53,14 @@ def accept(world: World, stages: int = 4) -> OperationsContext:
 @pytest.mark.parametrize("stages", range(5))
 def test_a_kill_cancels_a_submission_in_each_of_its_stages(world: World, stages: int) -> None:
     ctx = accept(world, stages)
-    (starting,) = starting_topologies(OpenOperations(), world.cluster.state)
+    (starting,) = starting_topologies(OpenTokenReader(), world.cluster.state)
     result = lifecycle.kill(world.context(), "wc")
     assert (result.topology_id, result.status) == (starting.id, None)
     (cancelled,) = result.cancelled
     assert (cancelled.token, cancelled.step, cancelled.handle) == ("t1", STAGES[stages], "h1")
     assert cancelled.run_id == ("run-1" if stages else "")
     assert operations_under_way(world.context()) == []
-    assert starting_topologies(OpenOperations(), world.cluster.state) == []
+    assert starting_topologies(OpenTokenReader(), world.cluster.state) == []
     assert [key for key in world.blobs.keys("") if not key.startswith("upload.")] == []
     for run_stage in stages_of(ctx, "h1"):
         with pytest.raises(NotAlive, match=CANCELLED):

@@ -54,7 +54,7 @@ from storm_dagster.operations.read.run_results import lifecycle_result
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.open_tokens import (
     STARTING,
-    OpenOperations,
+    OpenTokenReader,
     starting_topologies,
 )
 from storm_dagster.operations.submit.staging import check_token, read_token
@@ -158,7 +158,7 @@ class LifecycleRequests:
         """
         if dry_run:
             state = self._nimbus.cluster.state
-            for starting in starting_topologies(OpenOperations(), state):
+            for starting in starting_topologies(OpenTokenReader(), state):
                 if name in (starting.name, starting.id):
                     answer = {"id": starting.id, "name": starting.name, "status": STARTING}
                     return {"run_id": None, **answer, "dry_run": True, "would": row.name}

@@ -48,7 +48,7 @@ from storm_dagster.operations.read.explaining import (
     state_problems,
 )
 from storm_dagster.operations.read.under_way import OperationStatus, operations_under_way
-from storm_dagster.operations.submit.open_tokens import OpenOperations, StartingTopology
+from storm_dagster.operations.submit.open_tokens import OpenTokenReader, StartingTopology
 from storm_dagster.security.settings import Security
 
 _VIEW_SECS = 0.2
@@ -85,7 +85,7 @@ class ClusterReader:
         """Rows of charts, and the code of topologies as ``("code", its code folder)``."""
         self._errors = SharedAnswers(_ERRORS_SECS)
         self._operations = SharedAnswers(_VIEW_SECS)
-        self._operation_records = OpenOperations()
+        self._token_reader = OpenTokenReader()
         """Reader of the records of operations; it spares reads of finished ones."""
         self._copies: tuple[float, dict[str, int]] = (0.0, {})
         """Monotonic time, and the number of copies by topology id that was read then."""
@@ -167,7 +167,7 @@ class ClusterReader:
         """``{"operations": list of OperationStatus}``: shared answers are mappings."""
         runs = self._nimbus.launches.runs
         operations = operations_under_way(
-            self._reading_context(), self.view(), self._operation_records, runs.get
+            self._reading_context(), self.view(), self._token_reader, runs.get
         )
         return {"operations": operations}
 

@@ -10,7 +10,7 @@ from storm_dagster.core.submission.conf import USER_LIST_KEYS
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.submit.open_tokens import (
-    OpenOperations,
+    OpenTokenReader,
     StartingTopology,
     starting_topologies,
 )
@@ -25,7 +25,7 @@ class StartingTopologies:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._records = OpenOperations()
+        self._token_reader = OpenTokenReader()
         """Reader of the records of tokens; it spares reads of finished ones."""
         self._newest: tuple[float, list[StartingTopology]] | None = None
         """Monotonic time at the end of the newest read, and its list."""
@@ -41,7 +41,7 @@ class StartingTopologies:
                 read_at, _ = self._newest
                 if time.monotonic() - read_at <= _MAX_AGE_SECS:
                     return self._newest
-            topologies = starting_topologies(self._records, self._nimbus.cluster.state)
+            topologies = starting_topologies(self._token_reader, self._nimbus.cluster.state)
             topologies.sort(key=lambda topology: (topology.name, topology.id))
             self._newest = (time.monotonic(), topologies)
             return self._newest

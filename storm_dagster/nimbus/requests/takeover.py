@@ -32,7 +32,11 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import end_change, load_changes
-from storm_dagster.operations.submit.open_tokens import OpenOperations, read_staging
+from storm_dagster.operations.live.healing import HEALING
+from storm_dagster.operations.submit.open_tokens import (
+    OpenTokenReader,
+    read_staging,
+)
 from storm_dagster.operations.submit.staging import allocate_topology_id, release_token
 from storm_dagster.operations.transactions import lost_race
 
@@ -73,7 +77,7 @@ class TakeOver:
         self._lifecycle = lifecycle
         self._upload_secs = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
         """Seconds in which a nimbus that is away may return with an upload that is not here."""
-        self._records = OpenOperations()
+        self._token_reader = OpenTokenReader()
         """Reader of the records of tokens; it spares reads of finished ones."""
         self._epoch: int | None = None
         """Epoch for which the maps of times below hold; a new leader starts with empty ones."""
@@ -116,15 +120,15 @@ class TakeOver:
             if self._take_due(operation, epoch) and not self._resolve(ctx, operation):
                 return  # Dagster cannot be asked: the others are looked up in later rounds.
 
-    def _open_operations(self, ctx: OperationsContext) -> list["_Open"]:
+    def _open_operations(self, ctx: OperationsContext) -> list["OpenOperation"]:
         """Operations that have not ended.
 
         Damaged records of changes are deleted, and so are those whose topology is gone.
         """
         state = ctx.cluster.state
-        operations: list[_Open] = []
-        for token, (record, version) in self._records.stored_tokens(state).items():
-            operations.append(_Open(token, record, version))
+        operations: list[OpenOperation] = []
+        for token, (record, version) in self._token_reader.stored_tokens(state).items():
+            operations.append(OpenOperation(token, record, version))
         changes = load_changes(state)
         for request, reason in changes.damaged.items():
             _log.error("the record of request %s is damaged and is deleted: %s", request, reason)
@@ -140,12 +144,12 @@ class TakeOver:
             version = changes.versions[request]
             if change.topology_id in live_ids:
                 newest_secs = newest[change.topology_id]
-                operations.append(_Open(request, change, version, newest_secs))
+                operations.append(OpenOperation(request, change, version, newest_secs))
             else:
                 end_change(ctx, request, version)
         return operations
 
-    def _take_due(self, operation: "_Open", epoch: int) -> bool:
+    def _take_due(self, operation: "OpenOperation", epoch: int) -> bool:
         """True if the run of the record must be looked up now.
 
         The time of the following lookup is then set. A new record is noted as seen, and its first
@@ -168,7 +172,7 @@ class TakeOver:
         self._next[key] = now + self._pauses.get(key, _OWN_SECS)
         return True
 
-    def _resolve(self, ctx: OperationsContext, operation: "_Open") -> bool:
+    def _resolve(self, ctx: OperationsContext, operation: "OpenOperation") -> bool:
         """Launch a missing run, or end the record of a run that has ended.
 
         Return False if Dagster does not respond or is misconfigured: the other operations are then
@@ -206,7 +210,7 @@ class TakeOver:
         return True
 
     def _give_up(
-        self, ctx: OperationsContext, operation: "_Open", error: StormDagsterError
+        self, ctx: OperationsContext, operation: "OpenOperation", error: StormDagsterError
     ) -> None:
         """End an operation whose run cannot be launched. The cleaner deletes its upload."""
         record = operation.record
@@ -245,7 +249,7 @@ class TakeOver:
         return FoundRun(run_id, str(document["status"])), False
 
     def _launch_missing(
-        self, ctx: OperationsContext, operation: "_Open", was_deleted: bool
+        self, ctx: OperationsContext, operation: "OpenOperation", was_deleted: bool
     ) -> None:
         """Launch the run of a record that has none, or end the record.
 
@@ -289,7 +293,7 @@ class TakeOver:
             run_id = self._lifecycle.relaunch_update(record)
         self._nimbus.launches.note_run(key, str(run_id))
 
-    def _end(self, ctx: OperationsContext, operation: "_Open") -> None:
+    def _end(self, ctx: OperationsContext, operation: "OpenOperation") -> None:
         """End the record, if no process has changed it since it was read.
 
         Otherwise the next round handles the changed record. The record of a submission or update
@@ -311,7 +315,7 @@ class TakeOver:
         except StormDagsterError as error:
             _log.info("upload %s expires later: %s", handle, error.message)
 
-    def _log_waiting(self, operation: "_Open", error: StormDagsterError) -> None:
+    def _log_waiting(self, operation: "OpenOperation", error: StormDagsterError) -> None:
         """Log the reason why the operation waits, unless it was the last one logged."""
         record = operation.record
         if self._is_new_problem(operation.key, error.message):
@@ -361,7 +365,7 @@ class TakeOver:
 
 
 @dataclass(frozen=True)
-class _Open:
+class OpenOperation:
     """Operation that has not ended, with its record and its version."""
 
     key: str
@@ -373,7 +377,9 @@ class _Open:
     """Time at which the topology's newest change was accepted, epoch seconds; 0 for a token."""
 
 
-def _is_superseded(ctx: OperationsContext, operation: _Open, record: OperationRecord) -> bool:
+def _is_superseded(
+    ctx: OperationsContext, operation: OpenOperation, record: OperationRecord
+) -> bool:
     """True if a later change of the topology was accepted, or made.
 
     A healing does not count: it restores the placement that the change begins with.

@@ -20,7 +20,7 @@ from storm_dagster.model.errors import AlreadyAlive, StormDagsterError, Unavaila
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.submit.open_tokens import OpenOperations
+from storm_dagster.operations.submit.open_tokens import OpenTokenReader
 from storm_dagster.operations.submit.staging import (
     allocate_topology_id,
     discard_token,
@@ -52,7 +52,7 @@ class PendingSubmissions:
         self._names: set[str] = set()
         """Names of submissions that are being taken."""
         self._lock = threading.Lock()
-        self._records = OpenOperations()
+        self._token_reader = OpenTokenReader()
 
     @contextmanager
     def reserve(self, name: str) -> Iterator[None]:
@@ -75,7 +75,7 @@ class PendingSubmissions:
     def _refuse_waiting(self, name: str) -> None:
         """Raise :class:`AlreadyAlive` if a leader still has to launch a submission of the name."""
         runs = self._nimbus.launches.runs
-        for token, record in self._records.tokens(self._nimbus.cluster.state).items():
+        for token, record in self._token_reader.tokens(self._nimbus.cluster.state).items():
             # A record without a request is not launched by a leader: its caller repeats it.
             waits = record.request and token not in runs
             if record.verb == "submit" and record.name == name and waits:

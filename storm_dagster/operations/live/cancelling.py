@@ -14,7 +14,7 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.results import CancelledSubmission
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.open_tokens import (
-    OpenOperations,
+    OpenTokenReader,
     read_staging,
     stage_of_submission,
 )
@@ -42,7 +42,7 @@ def cancel_submissions(ctx: OperationsContext, name: str) -> tuple[CancelledSubm
         if name in view.topologies or view.topology_named(name) is not None:
             return ()
         transaction = ctx.cluster.fenced(epoch)
-        for token, (record, version) in OpenOperations().stored_tokens(ctx.cluster.state).items():
+        for token, (record, version) in OpenTokenReader().stored_tokens(ctx.cluster.state).items():
             if not _is_submission_of(name, record):
                 continue
             attempted.append(_describe(ctx, token, record))
@@ -60,7 +60,7 @@ def cancel_submissions(ctx: OperationsContext, name: str) -> tuple[CancelledSubm
 
 def is_being_submitted(ctx: OperationsContext, name: str) -> bool:
     """True if a submission of a topology, by its name or id, is under way."""
-    records = OpenOperations().tokens(ctx.cluster.state).values()
+    records = OpenTokenReader().tokens(ctx.cluster.state).values()
     return any(_is_submission_of(name, record) for record in records)
 
 

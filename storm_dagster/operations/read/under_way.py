@@ -15,7 +15,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import read_changes
 from storm_dagster.operations.submit.open_tokens import (
-    OpenOperations,
+    OpenTokenReader,
     read_staging,
     stage_of_submission,
 )
@@ -57,19 +57,19 @@ class OperationStatus:
 def operations_under_way(
     ctx: OperationsContext,
     view: ClusterView | None = None,
-    records: OpenOperations | None = None,
+    token_reader: OpenTokenReader | None = None,
     run_of: Callable[[str], str | None] = lambda _: None,
 ) -> list[OperationStatus]:
     """Operations that are accepted and have not ended, oldest first.
 
     Records are read from ZooKeeper, steps from the staged parts and from the topologies. So any
     process sees the same, and a later leader finds the operations that a former one accepted.
-    ``view`` spares a read of the cluster, ``records`` reads of tokens. ``run_of`` returns the run
+    ``view`` spares a read of the cluster, ``token_reader`` reads of tokens. ``run_of`` returns the run
     of a token or request whose record names none, if the caller has launched it.
     """
     view = view or ctx.cluster.load_view()
     state = ctx.cluster.state
-    tokens = (records or OpenOperations()).tokens(state)
+    tokens = (token_reader or OpenTokenReader()).tokens(state)
     operations = [_submission(ctx, token, record) for token, record in tokens.items()]
     operations += _inactive_submissions(ctx, view.topologies.values())
     for request, change in read_changes(state).items():

@@ -36,7 +36,7 @@ class StartingTopology:
 
 
 @dataclass
-class OpenOperations:
+class OpenTokenReader:
     """Reader of the records of operations that have not ended.
 
     It remembers which tokens were published: their records do not change, and a cluster has one for
@@ -75,14 +75,16 @@ class OpenOperations:
         return records
 
 
-def starting_topologies(records: OpenOperations, state: ClusterState) -> list[StartingTopology]:
+def starting_topologies(
+    token_reader: OpenTokenReader, state: ClusterState
+) -> list[StartingTopology]:
     """Topologies that are being submitted, by their records alone.
 
     Read the topologies afterwards: one that is published in between is then among those.
     """
     return [
         StartingTopology(record.topology_id, record.name, token, record.started_secs, record.user)
-        for token, record in records.tokens(state).items()
+        for token, record in token_reader.tokens(state).items()
         if record.verb == "submit"
     ]
 
