@@ -240,7 +240,7 @@ def test_a_submission_that_had_ended_is_listed_again_while_its_run_continues(
     release_token(ctx, "t1", ended=True)
     assert listed(world) == []
     # A re-execution of the run from a later stage.
-    submission.take_over(ctx, "t1")
+    submission.restage_conf(ctx, "t1")
     assert listed(world) == [("t1", "submit", "wc", "topology_code")]
     release_token(ctx, "t1", ended=True)
     submission.stage_conf(ctx, name="wc", token="t1", handle=handle)

@@ -25,7 +25,7 @@ from storm_dagster.operations.submit.staging import (
     read_token,
     refuse_cancelled,
 )
-from storm_dagster.operations.submit.submission import take_over
+from storm_dagster.operations.submit.submission import restage_conf
 from storm_dagster.spark.session_keys import no_key_check
 
 
@@ -153,7 +153,7 @@ def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: s
         token_record, _ = stored
         refuse_cancelled(token, token_record)
     if tags.get(STAGED_BY_TAG) != context.run.run_id:
-        if take_over(ops, token):
+        if restage_conf(ops, token):
             context.log.info("another leader since %s was staged: it was staged again", token)
         tag_run(context, token)
     return token

@@ -253,7 +253,7 @@ def _conf_result(
     )
 
 
-def take_over(ctx: OperationsContext, token: str) -> bool:
+def restage_conf(ctx: OperationsContext, token: str) -> bool:
     """Restage the conf under the current epoch, for a repeated stage.
 
     Another process repeats it. A token whose submission has ended is reopened in any case. Returns
@@ -277,11 +277,15 @@ def take_over(ctx: OperationsContext, token: str) -> bool:
     return True
 
 
+take_over = restage_conf
+"""Former name of :func:`restage_conf`, until ``operations/live/deploy.py`` uses the new one."""
+
+
 def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
     """Repeat stage 1 of a submission that was published already.
 
     The staged parts stay, but the part ``record`` gets the current ``epoch``, by which
-    :func:`take_over` recognizes that the stage was repeated under it.
+    :func:`restage_conf` recognizes that the stage was repeated under it.
     """
     record = staging.read_record(ctx, token).model_copy(update={"epoch": epoch})
     conf, spec = staging.read_topology(ctx, token)
