@@ -17,7 +17,7 @@ from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.open_tokens import OpenTokenReader, starting_topologies
 from storm_dagster.operations.submit.staging import (
     allocate_topology_id,
-    read_token,
+    read_client_token,
     release_token,
 )
 from storm_rigs.operations.losing import LosingCluster
@@ -71,13 +71,13 @@ def test_a_kill_cancels_a_submission_in_each_of_its_stages(world: World, stages:
 def test_a_former_release_reads_a_cancelled_submission_as_published_and_gone(world: World) -> None:
     accept(world)
     lifecycle.kill(world.context(), "wc")
-    stored = read_token(world.context(), "t1")
+    stored = read_client_token(world.context(), "t1")
     assert stored is not None
     record, version = stored
     assert (record.published, record.ended, record.request) == (True, True, {})
     # The leader of a former release ends the record of the run: it stays as it is.
     release_token(world.context(), "t1", ended=True)
-    assert read_token(world.context(), "t1") == (record, version)
+    assert read_client_token(world.context(), "t1") == (record, version)
 
 
 def test_a_token_that_was_cancelled_begins_no_second_submission(world: World) -> None:
@@ -131,7 +131,7 @@ def test_a_kill_whose_reply_is_lost_cancels_once(world: World, landed: bool) -> 
     losing: Any = LosingCluster(ctx.cluster, 1, landed)
     result = lifecycle.mark_killed(replace(ctx, cluster=losing), "wc")
     assert [each.token for each in result.cancelled] == ["t1"]
-    stored = read_token(ctx, "t1")
+    stored = read_client_token(ctx, "t1")
     assert stored is not None and stored[0].cancelled_by == "kill"
 
 
@@ -141,7 +141,7 @@ def test_a_deposed_leader_cancels_nothing(world: World) -> None:
     world.lead()
     with pytest.raises(Fenced):
         lifecycle.mark_killed(world.context(epoch=epoch), "wc")
-    stored = read_token(world.context(), "t1")
+    stored = read_client_token(world.context(), "t1")
     assert stored is not None and not stored[0].cancelled_by
 
 

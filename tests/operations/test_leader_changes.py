@@ -22,8 +22,8 @@ from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.continuing import MAX_CONTINUATIONS, run_stage
 from storm_dagster.operations.submit.staging import (
     allocate_topology_id,
+    read_client_token,
     read_record,
-    read_token,
 )
 from storm_rigs.operations.acting import finish_submission, submit
 from storm_rigs.operations.lagging import LaggingCluster
@@ -342,7 +342,7 @@ def test_of_two_runs_of_a_token_one_takes_it_over(world: World) -> None:
 
     with pytest.raises(Conflict, match="run run-1 continues the submission"):
         publish(world.context(run="run-2", checkpoint=publish_first))
-    stored = read_token(second, "t")
+    stored = read_client_token(second, "t")
     assert stored is not None and (stored[0].run, stored[0].epoch) == ("run-1", epoch)
     assert world.named().base.token == "t"
 
@@ -453,7 +453,7 @@ def test_the_third_change_of_the_leader_ends_a_stage(world: World) -> None:
     staged(world, ctx)
     with pytest.raises(Fenced):
         publish(ctx)
-    stored = read_token(ctx, "t")
+    stored = read_client_token(ctx, "t")
     assert stored is not None and read_record(ctx, "t").epoch == stored[0].epoch
     assert world.epoch() == stored[0].epoch + 1
     assert world.find() is None

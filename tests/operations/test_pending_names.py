@@ -12,7 +12,7 @@ import pytest
 from storm_dagster.model.errors import AlreadyAlive, Unavailable
 from storm_dagster.nimbus.requests.launches import Launches
 from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
-from storm_dagster.operations.submit.staging import read_token, release_token
+from storm_dagster.operations.submit.staging import read_client_token, release_token
 from storm_rigs.stage.records import World
 
 pytestmark = pytest.mark.zookeeper
@@ -53,11 +53,11 @@ def test_a_submission_that_a_deposed_leader_cannot_take_back_may_take_place(worl
     pending.add(taken)
     with pytest.raises(Unavailable, match="may still launch it"):
         pending.launch(taken, time.monotonic() + 60)
-    stored = read_token(ctx, "thrift-1")
+    stored = read_client_token(ctx, "thrift-1")
     assert stored is not None and stored[0].request and not cancelled
     status.epoch = epoch
     pending.drop(taken)
-    assert read_token(ctx, "thrift-1") is None and cancelled == [taken.handle]
+    assert read_client_token(ctx, "thrift-1") is None and cancelled == [taken.handle]
 
 
 def test_a_name_is_kept_until_its_submission_has_a_run(world: World) -> None:
@@ -82,7 +82,7 @@ def test_a_name_is_kept_until_its_submission_has_a_run(world: World) -> None:
     for other in (pending, PendingSubmissions(member, silent)):
         with pytest.raises(AlreadyAlive), other.reserve("wc"):
             pass
-    stored = read_token(ctx, "thrift-1")
+    stored = read_client_token(ctx, "thrift-1")
     assert stored is not None and stored[0].request["handle"] == "a" * 32
     member.launches.note_run("thrift-1", "run-1")
     with pending.reserve("wc"):

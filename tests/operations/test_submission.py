@@ -30,7 +30,12 @@ from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.submit import submission
-from storm_dagster.operations.submit.staging import read_record, read_token, staging_key, upload_key
+from storm_dagster.operations.submit.staging import (
+    read_client_token,
+    read_record,
+    staging_key,
+    upload_key,
+)
 from storm_rigs.operations.acting import submit
 from storm_rigs.operations.archives import pack_archive
 from storm_rigs.stage.records import WORD_COUNT, World
@@ -202,7 +207,7 @@ def test_a_name_in_use_is_refused_before_anything_is_stored(world: World) -> Non
     with pytest.raises(AlreadyAlive, match="wc-1-"):
         submission.stage_conf(world.context(), name="wc", token="t2", handle=handle)
     assert world.blobs.keys() == before
-    assert read_token(world.context(), "t2") is None
+    assert read_client_token(world.context(), "t2") is None
 
 
 def test_names_with_dots_do_not_collide(world: World) -> None:
@@ -227,7 +232,7 @@ def test_an_invalid_topology_leaves_nothing(world: World) -> None:
     broken = {"spouts": {}, "bolts": {}}
     with pytest.raises(InvalidTopology, match="no spout"):
         world.submit("wc", "t1", topology=broken)
-    assert read_token(world.context(), "t1") is None
+    assert read_client_token(world.context(), "t1") is None
     assert [key for key in world.blobs.keys("") if not key.startswith("upload.")] == []
 
 

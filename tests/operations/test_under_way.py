@@ -28,7 +28,7 @@ from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import (
     allocate_topology_id,
     discard_token,
-    read_token,
+    read_client_token,
     release_token,
 )
 from storm_rigs.stage.records import World
@@ -89,12 +89,12 @@ def test_a_record_that_changed_is_not_discarded(world: World) -> None:
     epoch = ctx.current_epoch()
     _, version = allocate_topology_id(ctx, "t1", "wc", epoch)
     discard_token(ctx, "t1", version, epoch)
-    assert read_token(ctx, "t1") is None
+    assert read_client_token(ctx, "t1") is None
     world.submit("wc", "t2")
-    published = read_token(ctx, "t2")
+    published = read_client_token(ctx, "t2")
     assert published is not None
     discard_token(ctx, "t2", published[1] - 1, epoch)
-    assert read_token(ctx, "t2") == published
+    assert read_client_token(ctx, "t2") == published
 
 
 def change(world: World, verb: str, name: str = "wc", **more: Any) -> OperationRecord:
@@ -166,7 +166,7 @@ def test_a_run_publishes_although_its_record_had_ended(world: World) -> None:
     allocate_topology_id(ctx, "t1", "wc", ctx.current_epoch(), request={"handle": "h1"})
     release_token(ctx, "t1", ended=True)
     world.submit("wc", "t1")
-    stored = read_token(ctx, "t1")
+    stored = read_client_token(ctx, "t1")
     assert stored is not None
     assert (stored[0].published, stored[0].ended, stored[0].request) == (True, False, {})
 
@@ -215,7 +215,7 @@ def test_a_record_that_was_repeated_is_not_ended_with_its_former_run(world: Worl
     release_token(ctx, "t2", ended=False)
     allocate_topology_id(ctx, "t2", "other", epoch, request=request)
     release_token(ctx, "t2", ended=True, version=version)
-    stored = read_token(ctx, "t2")
+    stored = read_client_token(ctx, "t2")
     assert stored is not None and not stored[0].ended and stored[0].request == request
 
 
@@ -228,7 +228,7 @@ def test_a_deposed_leader_accepts_no_repetition(world: World) -> None:
         allocate_topology_id(deposed, "t1", "wc", deposed.current_epoch(), request={"handle": "h1"})
     ctx = world.context()
     record, version = allocate_topology_id(ctx, "t1", "wc", epoch, request={"handle": "h1"})
-    assert record.epoch == epoch and read_token(ctx, "t1") == (record, version)
+    assert record.epoch == epoch and read_client_token(ctx, "t1") == (record, version)
 
 
 def test_a_submission_that_had_ended_is_listed_again_while_its_run_continues(

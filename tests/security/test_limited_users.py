@@ -20,7 +20,11 @@ from storm_dagster.model.access_tokens import TokenScope
 from storm_dagster.model.dagster_events import DagsterEvent, target_key
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.blobs.uploads import MAX_PER_USER
-from storm_dagster.operations.submit.staging import allocate_topology_id, read_token, upload_key
+from storm_dagster.operations.submit.staging import (
+    allocate_topology_id,
+    read_client_token,
+    upload_key,
+)
 from storm_dagster.security.settings import Security
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -249,7 +253,7 @@ def test_a_submission_is_cancelled_by_its_user_and_by_no_other(secured: Secured)
             lambda: ann.post(path, json={}).json().get("status") == "CANCELLED", 10, "her own"
         )
         assert kill
-        stored = read_token(ctx, "t3")
+        stored = read_client_token(ctx, "t3")
         assert stored is not None and stored[0].cancelled_by == "kill"
 
 

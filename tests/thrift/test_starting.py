@@ -15,7 +15,7 @@ from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.verbs import kill_topology
 from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.submit import submission
-from storm_dagster.operations.submit.staging import allocate_topology_id, read_token
+from storm_dagster.operations.submit.staging import allocate_topology_id, read_client_token
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.stage.nimbus_thread import NimbusThread
@@ -131,7 +131,7 @@ def test_a_kill_by_every_entrance_cancels_a_submission(
     token = f"t-{name}"
     topology_id = accept(world, name, token)
     kill(nimbus, name)
-    stored = read_token(world.context(), token)
+    stored = read_client_token(world.context(), token)
     assert stored is not None and stored[0].cancelled_by == "kill"
     client = nimbus.thrift_client()
     assert client.getClusterInfo().topologies == []

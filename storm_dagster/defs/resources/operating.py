@@ -21,8 +21,8 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import claim_change, end_change_of_run
 from storm_dagster.operations.submit.staging import (
     newest_token_key,
+    read_client_token,
     read_record,
-    read_token,
     refuse_cancelled,
 )
 from storm_dagster.operations.submit.submission import restage_conf
@@ -148,7 +148,7 @@ def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: s
             f"token {token!r} belongs to topology {record.name!r}, "
             f"this run's partition is {name!r}: launch it for partition {record.name!r}"
         )
-    stored = read_token(ops, token)
+    stored = read_client_token(ops, token)
     if stored is not None:
         token_record, _ = stored
         refuse_cancelled(token, token_record)

@@ -58,7 +58,7 @@ from storm_dagster.operations.read.run_results import rebalance_result
 from storm_dagster.operations.results import ConfResult, RebalanceResult
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.continuing import run_stage
-from storm_dagster.operations.submit.staging import check_token, newest_token_key, read_tasks
+from storm_dagster.operations.submit.staging import check_client_token, newest_token_key, read_tasks
 
 
 def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
@@ -234,7 +234,7 @@ def topology_conf(
             # The run was launched by hand. Without an upload it submits the staged parts of the
             # name unchanged.
             token = _staged_token(ops, name) if handle is None else context.run.run_id
-        check_token(token)
+        check_client_token(token)
         tag_run(context, token)
 
         def stage() -> ConfResult:
@@ -269,7 +269,7 @@ def _staged_token(ops: OperationsContext, name: str) -> str:
             f"nothing to submit as {name!r}: give `target` in the form, "
             "for example examples/word_count.py:WordCount"
         )
-    return check_token(ops.blobs.read(key).decode())
+    return check_client_token(ops.blobs.read(key).decode())
 
 
 def _plain_stage(

@@ -9,7 +9,7 @@ from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.dagster.client import LOOKUP_SECS
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.submit.open_tokens import read_staging
-from storm_dagster.operations.submit.staging import read_token, token_of_staging_key
+from storm_dagster.operations.submit.staging import read_client_token, token_of_staging_key
 from storm_dagster.operations.submit.sweeping import delete_blobs
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def _drop_staged(nimbus: Nimbus, handle: str, epoch: int) -> None:
         staged = read_staging(ctx, token)
         if staged is None or staged.handle != handle:
             continue
-        stored = read_token(ctx, token)
+        stored = read_client_token(ctx, token)
         if stored is None:
             continue  # It has expired: the cleaner deletes the rest.
         record, _ = stored

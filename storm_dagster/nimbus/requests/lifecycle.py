@@ -57,7 +57,7 @@ from storm_dagster.operations.submit.open_tokens import (
     OpenTokenReader,
     starting_topologies,
 )
-from storm_dagster.operations.submit.staging import check_token, read_token
+from storm_dagster.operations.submit.staging import check_client_token, read_client_token
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.operations.upgrade import UpgradeResult, check_upgrade
 
@@ -271,7 +271,7 @@ class LifecycleRequests:
         fields = dict(fields)
         if row.brings_code:
             # The token identifies the run, so that a repeated request makes no second one.
-            fields["token"] = check_token(fields.get("token") or uuid.uuid4().hex)
+            fields["token"] = check_client_token(fields.get("token") or uuid.uuid4().hex)
         request = fields["token"] if row.brings_code else uuid.uuid4().hex
         change = _AcceptedChange(topology, row, fields, request, REQUEST_USER.get())
         if not row.has_token_record:
@@ -302,12 +302,12 @@ class LifecycleRequests:
         ctx = self._nimbus.operations(epoch)
         record: OperationRecord | TokenRecord
         if row.has_token_record:
-            stored_token = read_token(ctx, token, name)
+            stored_token = read_client_token(ctx, token, name)
             if stored_token is None:
                 return None
             record, _ = stored_token
         else:
-            stored_change = read_change(ctx, check_token(token))
+            stored_change = read_change(ctx, check_client_token(token))
             if stored_change is None:
                 return None
             record, _ = stored_change

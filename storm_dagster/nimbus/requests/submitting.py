@@ -28,9 +28,9 @@ from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.submit.staging import (
     allocate_topology_id,
-    check_token,
+    check_client_token,
     discard_token,
-    read_token,
+    read_client_token,
     refuse_cancelled,
     release_token,
 )
@@ -88,7 +88,7 @@ class Submissions:
         request = check_request(SubmitRequest, document, "a submission")
         epoch = self._nimbus.status.require()
         name = check_topology_name(request.name)
-        token = check_token(request.token or uuid.uuid4().hex)
+        token = check_client_token(request.token or uuid.uuid4().hex)
         with (
             self._nimbus.launches.hold(token),
             self._locks.hold(token),
@@ -116,7 +116,7 @@ class Submissions:
 
     def _earlier_run(self, token: str, name: str, epoch: int) -> str | None:
         """Run of the token, unless it failed; ``None`` at the first use of the token."""
-        stored = read_token(self._nimbus.operations(epoch), token, name)
+        stored = read_client_token(self._nimbus.operations(epoch), token, name)
         if stored is None:
             return None
         record, _ = stored
@@ -155,7 +155,7 @@ class Submissions:
     def _cancellation(self, token: str) -> NotAlive | None:
         """The error of a submission that was cancelled; ``None`` if it was not."""
         # Reads are not fenced: any epoch is right.
-        stored = read_token(self._nimbus.operations(epoch=-1), token)
+        stored = read_client_token(self._nimbus.operations(epoch=-1), token)
         if stored is None:
             return None
         record, _ = stored
@@ -231,7 +231,7 @@ def accepted(
     record is deleted; one that an earlier attempt wrote stays, and no leader launches its run.
     """
     epoch = ctx.current_epoch()
-    is_new = read_token(ctx, token, name) is None
+    is_new = read_client_token(ctx, token, name) is None
     write = RecordWrite()
 
     def write_record() -> None:

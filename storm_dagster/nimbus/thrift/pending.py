@@ -24,7 +24,7 @@ from storm_dagster.operations.submit.open_tokens import OpenTokenReader
 from storm_dagster.operations.submit.staging import (
     allocate_topology_id,
     discard_token,
-    read_token,
+    read_client_token,
 )
 
 _log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class PendingSubmissions:
             return False
         ctx: OperationsContext = self._nimbus.operations(epoch)
         try:
-            stored = read_token(ctx, token)
+            stored = read_client_token(ctx, token)
         except StormDagsterError as error:
             _log.warning("the record of token %s is left: %s", token, error.message)
             return False

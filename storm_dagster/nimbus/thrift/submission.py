@@ -29,7 +29,7 @@ from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions, within
 from storm_dagster.nimbus.thrift.structures import read_conf, read_topology_struct
 from storm_dagster.operations.context import check_name_free, encode_json
-from storm_dagster.operations.submit.staging import read_token, refuse_cancelled
+from storm_dagster.operations.submit.staging import read_client_token, refuse_cancelled
 
 _log = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class TopologySubmission:
         next_lookup = time.monotonic() + _RUN_SECS
         while time.monotonic() < deadline:
             operations = self._nimbus.operations(self._nimbus.status.require())
-            stored = read_token(operations, token)
+            stored = read_client_token(operations, token)
             if stored is not None:
                 record, _ = stored
                 if record.published:

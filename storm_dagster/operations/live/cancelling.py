@@ -18,7 +18,7 @@ from storm_dagster.operations.submit.open_tokens import (
     read_staging,
     stage_of_submission,
 )
-from storm_dagster.operations.submit.staging import read_token
+from storm_dagster.operations.submit.staging import read_client_token
 from storm_dagster.operations.submit.sweeping import DELETE_BLOBS, delete_blobs
 from storm_dagster.operations.transactions import commit, epoch_is_over, retry_on_conflict
 
@@ -70,7 +70,7 @@ def _is_submission_of(name: str, record: TokenRecord) -> bool:
 
 def _is_cancelled(ctx: OperationsContext, token: str) -> bool:
     """True if the record of the token says that its submission was cancelled."""
-    stored = read_token(ctx, token)
+    stored = read_client_token(ctx, token)
     if stored is None:
         return False
     record, _ = stored

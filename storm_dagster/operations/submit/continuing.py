@@ -21,7 +21,7 @@ from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.open_tokens import read_staging
 from storm_dagster.operations.submit.staging import (
     StagingRecord,
-    read_token,
+    read_client_token,
     refuse_cancelled,
     refuse_other_run,
     write_part,
@@ -94,7 +94,7 @@ def take_over_submission(ctx: OperationsContext, token: str, epoch: int) -> None
     """
 
     def attempt(view: ClusterView) -> StagingRecord | None:
-        stored = read_token(ctx, token)
+        stored = read_client_token(ctx, token)
         if stored is None:
             return None
         record, version = stored

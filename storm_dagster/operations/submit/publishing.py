@@ -55,10 +55,10 @@ from storm_dagster.operations.submit.staging import (
     StagedPlacement,
     StagedTasks,
     StagingRecord,
+    read_client_token,
     read_placement,
     read_record,
     read_tasks,
-    read_token,
     read_topology,
     refuse_cancelled,
     refuse_other_run,
@@ -263,7 +263,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
             return _published_result(record, planned, published)
         if view.epoch != record.epoch:
             # The reason that a user knows comes first: a kill stays in force under a new leader.
-            stored = read_token(ctx, token)
+            stored = read_client_token(ctx, token)
             if stored is not None:
                 refuse_cancelled(token, stored[0])
             raise Fenced(
@@ -340,7 +340,7 @@ def _publish(
     """
     topology_id = record.topology_id
     expired = NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
-    stored_token = read_token(ctx, token)
+    stored_token = read_client_token(ctx, token)
     if stored_token is None:
         raise expired
     token_record, token_version = stored_token

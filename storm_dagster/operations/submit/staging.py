@@ -100,7 +100,7 @@ class StagedPlacement(Record):
     result: PlacementResult
 
 
-def check_token(token: object) -> str:
+def check_client_token(token: object) -> str:
     """Check a client token: 1 to 236 letters, digits, ``-``, ``_`` and ``.``.
 
     :class:`InvalidRequest` for any other value.
@@ -115,7 +115,7 @@ def check_token(token: object) -> str:
 
 def staging_key(token: str, part: str) -> str:
     """Blob key of one part of a staged submission."""
-    return f"staging.{check_token(token)}.{part}"
+    return f"staging.{check_client_token(token)}.{part}"
 
 
 def token_of_staging_key(key: str) -> str | None:
@@ -144,14 +144,14 @@ def upload_key(handle: str, part: str) -> str:
     return f"upload.{handle}.{part}"
 
 
-def read_token(
+def read_client_token(
     ctx: OperationsContext, token: str, name: str | None = None
 ) -> tuple[TokenRecord, int] | None:
     """The record of a token and its data version, or ``None`` at its first use.
 
     :class:`Conflict` when it belongs to a topology of another ``name``.
     """
-    path = paths.token(check_token(token))
+    path = paths.token(check_client_token(token))
     stored = ctx.cluster.state.get_data_with_version(path)
     if stored is None:
         return None
@@ -163,6 +163,10 @@ def read_token(
             f"submit {name!r} with a token of its own"
         )
     return record, node.version
+
+
+read_token = read_client_token
+"""Former name of :func:`read_client_token`, until ``operations/live/deploy.py`` uses the new one."""
 
 
 def refuse_cancelled(token: str, record: TokenRecord) -> None:
@@ -219,7 +223,7 @@ def allocate_topology_id(
     """
     last_error: Exception | None = None
     for _ in range(_ID_ATTEMPTS):
-        stored = read_token(ctx, token, name)
+        stored = read_client_token(ctx, token, name)
         if stored is not None:
             record, _ = stored
             refuse_cancelled(token, record)
@@ -316,7 +320,7 @@ def reopen_token(ctx: OperationsContext, token: str, epoch: int) -> None:
 
     No effect without a record.
     """
-    stored = read_token(ctx, token)
+    stored = read_client_token(ctx, token)
     if stored is not None:
         _reopen(ctx, token, stored, epoch)
 
@@ -330,7 +334,7 @@ def release_token(
     published, or that expired, stays unchanged; with ``version``, also one whose record was changed
     since it had that data version.
     """
-    stored = read_token(ctx, token)
+    stored = read_client_token(ctx, token)
     if stored is None:
         return
     record, stored_version = stored
@@ -393,7 +397,7 @@ def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
     try:
         return ctx.blobs.read(key)
     except KeyNotFound:
-        stored = read_token(ctx, token)
+        stored = read_client_token(ctx, token)
         if stored is not None:
             token_record, _ = stored
             refuse_cancelled(token, token_record)

@@ -139,7 +139,7 @@ def stage_conf(
     ctx = ctx.accepting_fewer(allow_degraded)
     epoch = ctx.current_epoch()
     earlier: TokenRecord | None = None
-    stored = staging.read_token(ctx, token)
+    stored = staging.read_client_token(ctx, token)
     if stored is not None:
         earlier, _ = stored
         staging.refuse_cancelled(token, earlier)
@@ -418,7 +418,7 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
     ctx = ctx.accepting_fewer(record.allow_degraded)
     conf, spec = staging.read_topology(ctx, token)
     is_published = False
-    stored = staging.read_token(ctx, token)
+    stored = staging.read_client_token(ctx, token)
     if stored is not None:
         token_record, _ = stored
         is_published = token_record.published

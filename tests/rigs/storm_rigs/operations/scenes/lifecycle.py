@@ -12,7 +12,7 @@ from storm_dagster.model.names import jar_key
 from storm_dagster.model.verbs import Verb
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.submit import submission as stages
-from storm_dagster.operations.submit.staging import read_token
+from storm_dagster.operations.submit.staging import read_client_token
 from storm_rigs.operations.acting import finish_submission, submit
 from storm_rigs.operations.archives import pack_archive
 from storm_rigs.operations.scenes.scene import Scene, due, gone, is_active
@@ -103,7 +103,7 @@ def cancelling(world: World) -> Scene:
     stages.stage_assignment(ctx, token="t")
 
     def begun() -> bool:
-        stored = read_token(world.context(), "t")
+        stored = read_client_token(world.context(), "t")
         return stored is None or stored[0].cancelled_by == "kill"
 
     def completed() -> None:
