@@ -25,7 +25,7 @@ from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.blobs.uploads import new_inbox_file
 from storm_dagster.nimbus.http.parameters import EPOCH
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.failed_tries import cancel_upload
+from storm_dagster.nimbus.requests.upload_cancelling import cancel_upload
 
 _MAX_DOCUMENT_BYTES = 64 << 20
 """Largest conf or topology part of an upload."""

@@ -1,4 +1,4 @@
-"""Remains of submissions and updates that failed, which their client has given up."""
+"""Cancellation of an upload, with all that failed runs have staged of it."""
 
 import logging
 
@@ -26,7 +26,7 @@ def cancel_upload(nimbus: Nimbus, handle: str) -> None:
     try:
         _drop_staged(nimbus, handle, epoch)
     except StormDagsterError as error:
-        _log.info("what upload %s has staged is deleted later: %s", handle, error.message)
+        _log.info("the staged parts of upload %s are deleted later: %s", handle, error.message)
 
 
 def _drop_staged(nimbus: Nimbus, handle: str, epoch: int) -> None:
@@ -45,14 +45,18 @@ def _drop_staged(nimbus: Nimbus, handle: str, epoch: int) -> None:
         record, _ = stored
         if not record.published and _has_failed(nimbus, token, record):
             delete_blobs(ctx, record.topology_id, record.name, token)
-            _log.info("dropped what the failed %s of %s staged", record.verb, record.topology_id)
+            _log.info(
+                "dropped the staged parts of the failed %s of %s", record.verb, record.topology_id
+            )
 
 
 def _has_failed(nimbus: Nimbus, token: str, record: TokenRecord) -> bool:
     """True if the run of the token has ended without a published topology."""
     if record.verb == "submit":
-        tag, job = TOKEN_TAG, SUBMIT_JOB
+        tag = TOKEN_TAG
+        job = SUBMIT_JOB
     else:
-        tag, job = REQUEST_TAG, VERBS[record.verb].job
+        tag = REQUEST_TAG
+        job = VERBS[record.verb].job
     run = nimbus.dagster.find_run(tag, token, job=job, patience=LOOKUP_SECS)
     return run is not None and run.failed
