@@ -48,7 +48,7 @@ def connect_url(conf: Conf) -> str | None:
     return None
 
 
-def known_keys(keys: Mapping[str, str]) -> dict[str, str]:
+def keys_without_references(keys: Mapping[str, str]) -> dict[str, str]:
     """The keys whose values are known before a task starts."""
     return {key: value for key, value in keys.items() if _REFERENCE not in value}
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from storm_dagster.core.submission.spark_keys import connect_url, known_keys
+from storm_dagster.core.submission.spark_keys import connect_url, keys_without_references
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.conf_layers import merge_conf
 from storm_dagster.model.errors import InvalidTopology, Unavailable
@@ -22,7 +22,7 @@ def check_session_keys(ctx: OperationsContext, total: Conf, spec: TopologySpec) 
     asked: set[tuple[Any, ...]] = set()
     for component_id, kind, part in spec.components():
         conf = merge_conf({"total": total, "component": part.conf})
-        keys = known_keys(string_keys(conf.get("topology.spark.conf")))
+        keys = keys_without_references(string_keys(conf.get("topology.spark.conf")))
         url = connect_url(conf)
         question = (url, tuple(sorted(keys.items())))
         if url is None or not keys or not is_spark_component(part) or question in asked:
