@@ -130,7 +130,7 @@ class LifecycleRequests:
         if body.dry_run:
             plan = self._plan(topology.id, fields, epoch) if row.places_tasks else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
-        run_id = self._launch(topology, row, fields, epoch)
+        run_id = self._launch_request(topology, row, fields, epoch)
         _audit_owner(topology.base.name, answer.get("conf", {}))
         return {"run_id": run_id, **answer}
 
@@ -234,16 +234,18 @@ class LifecycleRequests:
             "warnings": warnings,
         }
 
-    def relaunch_update(self, record: TokenRecord) -> str:
+    def launch_missing_update(self, record: TokenRecord) -> str:
         """Launch the run of an update that an earlier leader accepted; return its id."""
         epoch = self._nimbus.status.require()
         topology = topology_by_name(self._nimbus.cluster.load_view(), record.name)
-        return self._launch(topology, VERBS["update"], record.request, epoch, is_promised=True)
+        return self._launch_request(
+            topology, VERBS["update"], record.request, epoch, is_promised=True
+        )
 
-    def relaunch(self, request: str, record: OperationRecord, version: int) -> str:
+    def launch_missing_change(self, request: str, record: OperationRecord, version: int) -> str:
         """Launch the run of a change that an earlier leader accepted; return its id.
 
-        :class:`Conflict` if its record no longer has the data ``version`` that was judged,
+        :class:`Conflict` if the data version of its record is no longer ``version``,
         :class:`NotAlive` if its topology is gone.
         """
         epoch = self._nimbus.status.require()
@@ -252,9 +254,9 @@ class LifecycleRequests:
         change = _AcceptedChange(
             topology, row, record.request, request, record.user, record.started_secs
         )
-        return self._launch_change(change, epoch, judged_version=version)
+        return self._launch_change(change, epoch, expected_version=version)
 
-    def _launch(
+    def _launch_request(
         self,
         topology: TopologyView,
         row: Verb,
@@ -269,10 +271,11 @@ class LifecycleRequests:
         (:func:`accepted`).
         """
         fields = dict(fields)
+        request = uuid.uuid4().hex
         if row.brings_code:
             # The token identifies the run, so that a repeated request makes no second one.
-            fields["token"] = check_client_token(fields.get("token") or uuid.uuid4().hex)
-        request = fields["token"] if row.brings_code else uuid.uuid4().hex
+            request = check_client_token(fields.get("token") or request)
+            fields["token"] = request
         change = _AcceptedChange(topology, row, fields, request, REQUEST_USER.get())
         if not row.has_token_record:
             return self._launch_change(change, epoch)
@@ -285,7 +288,7 @@ class LifecycleRequests:
             accepted(ctx, token, name, "update", fields, is_promised) as write_record,
         ):
             run_id = self._earlier_run(row, name, fields, epoch)
-            return run_id or self._launch_once(change, write_record)
+            return run_id or self._start_run(change, write_record)
 
     def _earlier_run(
         self, row: Verb, name: str, fields: Mapping[str, Any], epoch: int
@@ -319,12 +322,12 @@ class LifecycleRequests:
         return run.run_id
 
     def _launch_change(
-        self, change: "_AcceptedChange", epoch: int, *, judged_version: int | None = None
+        self, change: "_AcceptedChange", epoch: int, *, expected_version: int | None = None
     ) -> str:
         """Store the record of a change, launch its run, and return the id of the run.
 
-        With ``judged_version``, the data version of an existing record, the leader takes the change
-        over: after each error the record stays for its next round.
+        With ``expected_version``, the data version of an existing record, the leader launches a run
+        that is missing: after each error the record stays for its next round.
         """
         ctx = self._nimbus.operations(epoch)
         request = change.request
@@ -342,24 +345,24 @@ class LifecycleRequests:
             run_id = self._earlier_run(change.row, name, change.fields, epoch)
             if run_id is not None:
                 return run_id
-            with self._recorded(ctx, change, record, judged_version) as write_record:
-                run_id = self._launch_once(change, write_record)
+            with self._record_before_launch(ctx, change, record, expected_version) as write_record:
+                run_id = self._start_run(change, write_record)
             self._nimbus.launches.note_run(request, run_id)
             self._note_run(ctx, request, run_id)
             return run_id
 
     @contextmanager
-    def _recorded(
+    def _record_before_launch(
         self,
         ctx: OperationsContext,
         change: "_AcceptedChange",
         record: OperationRecord,
-        judged_version: int | None,
+        expected_version: int | None,
     ) -> Iterator[Callable[[], None]]:
         """Yield the function that writes the record, for the launch inside.
 
         After an :class:`Unavailable` the run may exist: the record stays, and no leader launches it
-        unless it was judged. If the launch was refused permanently, a new record is deleted.
+        without ``expected_version``. If the launch was refused permanently, a new record is deleted.
         """
         request = change.request
         is_new = read_change(ctx, request) is None
@@ -367,13 +370,13 @@ class LifecycleRequests:
 
         def write_record() -> None:
             write.was_begun = True
-            write.version = write_change(ctx, request, record, judged_version)
+            write.version = write_change(ctx, request, record, expected_version)
 
         try:
             yield write_record
         except Unavailable as error:
-            if not write.was_begun or judged_version is not None:
-                # No record was written, or this leader takes it over in its next round.
+            if not write.was_begun or expected_version is not None:
+                # No record was written, or this leader launches the run in its next round.
                 is_released = True
             else:
                 is_released = self._release(ctx, request)
@@ -386,7 +389,7 @@ class LifecycleRequests:
                 ) from error
             raise
         except (InvalidRequest, Misconfigured):
-            if write.version is not None and judged_version is None:
+            if write.version is not None and expected_version is None:
                 if is_new:
                     end_change(ctx, request, write.version)
                 else:
@@ -419,7 +422,7 @@ class LifecycleRequests:
         except StormDagsterError as error:
             _log.info("run %s is not noted in its record: %s", run_id, error.message)
 
-    def _launch_once(self, change: "_AcceptedChange", write_record: Callable[[], None]) -> str:
+    def _start_run(self, change: "_AcceptedChange", write_record: Callable[[], None]) -> str:
         """Launch the run; ``write_record`` is called right before.
 
         Return the id of the run. A verb that places tasks materializes ``storm/assignment`` for

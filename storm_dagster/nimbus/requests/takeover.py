@@ -285,12 +285,12 @@ class TakeOver:
         if isinstance(record, OperationRecord):
             # This stays if the launch raises: without a response the run may still appear.
             self._next[key] = boot_clock() + _LATE_SECS
-            run_id = self._lifecycle.relaunch(key, record, operation.version)
+            run_id = self._lifecycle.launch_missing_change(key, record, operation.version)
             self._next[key] = boot_clock() + _OWN_SECS
         elif record.verb == "submit":
             run_id = self._submissions.submit(record.request, is_promised=True)["run_id"]
         else:
-            run_id = self._lifecycle.relaunch_update(record)
+            run_id = self._lifecycle.launch_missing_update(record)
         self._nimbus.launches.note_run(key, str(run_id))
 
     def _end(self, ctx: OperationsContext, operation: "OpenOperation") -> None:
