@@ -185,8 +185,9 @@ def take_over_change(ctx: OperationsContext, request: str, planned: PlannedOn, e
                     f"run {record.run_id} executes this change (record {paths.operation(request)}) "
                     "since the leader changed: this run has no further effect"
                 )
-            taken = record.model_copy(update={"epoch": epoch, "run_id": ctx.run})
-            transaction.set(paths.operation(request), encode_record(taken), record_version)
+            continued_record = record.model_copy(update={"epoch": epoch, "run_id": ctx.run})
+            encoded = encode_record(continued_record)
+            transaction.set(paths.operation(request), encoded, record_version)
         commit(ctx, transaction, "take_over_change")
 
     retry_on_conflict(ctx, f"continuing the change of {planned.topology_id}", attempt)

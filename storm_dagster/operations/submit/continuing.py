@@ -37,7 +37,7 @@ MAX_CONTINUATIONS = 2
 """Changes of the leader over which a part of an operation continues; the next one ends it."""
 
 
-def over_leaders(
+def continue_under_leaders(
     ctx: OperationsContext, attempt: Callable[[], T], take_over: Callable[[int], None]
 ) -> T:
     """Run ``attempt``; if the leader changes, take its operation over and run it once more.
@@ -47,19 +47,23 @@ def over_leaders(
     deposed leader does not act for its successor.
     """
     continuations = 0
-    is_taken_over = True
+    must_take_over = False
     while True:
         try:
-            if not is_taken_over:
+            if must_take_over:
                 take_over(_follow_leader(ctx))
-                is_taken_over = True
+                must_take_over = False
             return attempt()
         except Fenced as error:
             if ctx.epoch is not None or continuations == MAX_CONTINUATIONS:
                 raise
             continuations += 1
-            is_taken_over = False
+            must_take_over = True
             ctx.log.warning("another nimbus leads, this continues under it: %s", error.message)
+
+
+over_leaders = continue_under_leaders
+"""Former name of :func:`continue_under_leaders`, until ``operations/live`` uses the new one."""
 
 
 def _follow_leader(ctx: OperationsContext) -> int:
@@ -77,7 +81,11 @@ def run_stage(ctx: OperationsContext, token: str, stage: Callable[[], T]) -> T:
 
     Raises the errors of ``stage`` and of :func:`take_over_submission`.
     """
-    return over_leaders(ctx, stage, lambda epoch: take_over_submission(ctx, token, epoch))
+
+    def take_over(epoch: int) -> None:
+        take_over_submission(ctx, token, epoch)
+
+    return continue_under_leaders(ctx, stage, take_over)
 
 
 def take_over_submission(ctx: OperationsContext, token: str, epoch: int) -> None:
@@ -113,8 +121,9 @@ def take_over_submission(ctx: OperationsContext, token: str, epoch: int) -> None
             if replaced_id is not None:
                 base_version = view.topologies[replaced_id].base_at.version
                 transaction.check(paths.topology(replaced_id), base_version)
-        taken = record.model_copy(update={"epoch": epoch, "run": ctx.run, "ended": False})
-        transaction.set(paths.token(token), encode_record(taken), version)
+        changes = {"epoch": epoch, "run": ctx.run, "ended": False}
+        continued_record = record.model_copy(update=changes)
+        transaction.set(paths.token(token), encode_record(continued_record), version)
         commit(ctx, transaction, "take_over")
         return staged
 
