@@ -193,28 +193,28 @@ def _request_batch(
     machine.check_begin(base, snapshot)
     epoch = ctx.current_epoch()
     ctx = ctx.accepting_fewer(allow_degraded)
-    submitted, spec, warnings, archive = read_source(ctx, handle, topology)
-    spec = spec.model_copy(update={"name": base.name})
-    conf, spec = normalize_submission(ctx.values(), submitted, spec, topology.id)
+    uploaded = read_source(ctx, handle, topology)
+    spec = uploaded.spec.model_copy(update={"name": base.name})
+    conf, spec = normalize_submission(ctx.values(), uploaded.conf, spec, topology.id)
     total = total_conf(ctx.values(), conf)
-    warnings += check_session_keys(ctx, total, spec)
+    warnings = uploaded.warnings + check_session_keys(ctx, total, spec)
     if selection.empty:
         selection = selection_of_conf(conf)
     check_selection(selection, snapshot)
     check_compatible(base.name, load_runnable(ctx, topology).spec, spec)
-    check_uploaded_archive(ctx, archive, spec, total)
+    check_uploaded_archive(ctx, uploaded.archive, spec, total)
     # The key is in milliseconds, by default a day.
     ttl_secs = int(total.get("topology.upgrade.ttl") or 86_400_000) / 1000
     # The keys are for this request only: a restart of the topology is not an upgrade.
     conf = {key: value for key, value in conf.items() if key not in UPGRADE_KEYS}
     sweep_upgrade_lists(ctx, epoch, topology.id)
     code_dir = make_code_dir(topology.id, next_version_number(ctx, epoch))
-    keys = submitted_keys(submitted)
+    keys = submitted_keys(uploaded.conf)
     stored = store_code(
         ctx,
         code_dir,
         name=base.name,
-        archive=archive,
+        archive=uploaded.archive,
         conf=stored_document(conf, keys),
         spec=spec,
         keep=False,

@@ -283,13 +283,13 @@ def test_the_code_of_a_token_runs_as_nobody_but_its_user(nimbus: NimbusThread) -
         former = former_token(SECRET, "operate", 600)
         handles = {token: upload(http, token) for token in (unowned, ann, former)}
         for token in (unowned, former):
-            submitted, _, warnings, _ = read_source(ctx, handles[token], None)
-            assert submitted["topology.submitter.user"] is None
-            assert submitted["topology.users"] == []
-            (warning,) = warnings
+            uploaded = read_source(ctx, handles[token], None)
+            assert uploaded.conf["topology.submitter.user"] is None
+            assert uploaded.conf["topology.users"] == []
+            (warning,) = uploaded.warnings
             assert "topology.submitter.user, topology.users" in warning
-        submitted, _, _, _ = read_source(ctx, handles[ann], None)
-        assert submitted["topology.submitter.user"] == "ann"
+        uploaded = read_source(ctx, handles[ann], None)
+        assert uploaded.conf["topology.submitter.user"] == "ann"
         # Uploads of other users and tokens do not exist for a token.
         for token, handle in ((unowned, handles[ann]), (ann, handles[former])):
             request = {"name": "wc", "handle": handle}

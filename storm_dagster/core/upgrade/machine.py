@@ -342,10 +342,10 @@ def _complete(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) -
     if record is None:
         return _close(base, "abandoned", reason)
     after = apply_event(base, "end_upgrade")
-    copied = record.base_conf or event.base_conf
-    if copied is not None:
+    base_fields = record.base_conf or event.base_conf
+    if base_fields is not None:
         # From now on the new code's conf is the topology's, with its isolation and its owner.
-        after = with_base_conf(after, copied)
+        after = with_base_conf(after, base_fields)
     return UpgradeTransition(
         "expired" if event.action == "expire" else "completed",
         after,

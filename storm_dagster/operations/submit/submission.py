@@ -73,8 +73,8 @@ from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the late
 from storm_dagster.operations.submit.spark_conf import check_session_keys
 from storm_dagster.operations.submit.targets import base_digest
 from storm_dagster.operations.submit.update_changes import (
+    describe_kept,
     kept_of_former,
-    kept_texts,
     update_changes,
 )
 
@@ -96,6 +96,17 @@ SUBMIT = operation(
 )
 
 
+class UploadedSource(NamedTuple):
+    """Content of an upload, checked."""
+
+    conf: dict[str, Any]
+    """Submitted conf, with the kept keys of a replaced topology."""
+    spec: TopologySpec
+    warnings: tuple[str, ...]
+    archive: str
+    """Blob key of the archive."""
+
+
 class _Source(NamedTuple):
     """Checked and normalized input of a submission."""
 
@@ -103,7 +114,7 @@ class _Source(NamedTuple):
     spec: TopologySpec
     archive: str
     """Blob key of the archive."""
-    former: str
+    former_code_dir: str
     """Code of the replaced topology whose conf was read; empty: not checked."""
     submitted_keys: tuple[str, ...] | None
     """Conf keys of the submission; ``None``: a former release staged it."""
@@ -179,7 +190,7 @@ def stage_conf(
         wanted_status="INACTIVE" if inactive else "ACTIVE",
         allow_degraded=allow_degraded,
         replaces=replaces,
-        former=source.former,
+        former=source.former_code_dir,
         base=base_digest(replaced.base) if replaced is not None else "",
         run=ctx.run,
         submitted_keys=source.submitted_keys,
@@ -216,15 +227,19 @@ def _read_source_or_staged(
         return _Source(
             conf, spec, staged.archive, staged.former, staged.submitted_keys, staged.named
         )
-    former = replaced.code_dir if replaced else ""
-    submitted, spec, warnings, archive = read_source(ctx, handle, replaced)
-    conf, spec = normalize_submission(
-        ctx.values(), submitted, spec.model_copy(update={"name": name})
+    uploaded = read_source(ctx, handle, replaced)
+    spec = uploaded.spec.model_copy(update={"name": name})
+    conf, spec = normalize_submission(ctx.values(), uploaded.conf, spec)
+    session_warnings = check_session_keys(ctx, total_conf(ctx.values(), conf), spec)
+    return _Source(
+        conf,
+        spec,
+        archive=uploaded.archive,
+        former_code_dir=replaced.code_dir if replaced else "",
+        submitted_keys=submitted_keys(uploaded.conf),
+        named=_named_sizes(ctx, handle),
+        warnings=(*uploaded.warnings, *session_warnings),
     )
-    warnings += check_session_keys(ctx, total_conf(ctx.values(), conf), spec)
-    keys = submitted_keys(submitted)
-    named = _named_sizes(ctx, handle)
-    return _Source(conf, spec, archive, former, keys, named, tuple(warnings))
 
 
 def _named_sizes(ctx: OperationsContext, handle: str) -> tuple[str, ...]:
@@ -315,10 +330,8 @@ def _read_staged_record(
     return record
 
 
-def read_source(
-    ctx: OperationsContext, handle: str, former: TopologyView | None
-) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
-    """The uploaded conf and topology, warnings, and the blob key of the archive.
+def read_source(ctx: OperationsContext, handle: str, former: TopologyView | None) -> UploadedSource:
+    """Read an upload, and check its conf and topology.
 
     ``former`` is the running topology that the upload replaces or upgrades, if any. Conf and
     topology are checked here and not later. The conf keeps the submitted keys of the code that
@@ -358,7 +371,8 @@ def read_source(
     if former is not None and old is not None and not is_thrift:
         stored_conf = load_stored_conf(ctx, former.code_dir)
         layers["former"] = kept_conf(ctx.values(), stored_conf, old.submitted_keys, document)
-    return overlay(layers), spec, warnings, staging.upload_key(handle, "archive")
+    archive = staging.upload_key(handle, "archive")
+    return UploadedSource(overlay(layers), spec, tuple(warnings), archive)
 
 
 def _unowned_warnings(user: str, conf: dict[str, Any], spec: TopologySpec) -> list[str]:
@@ -390,9 +404,10 @@ def update_differences(
     of executors that change (``parallelism.COMPONENT``); a gray upgrade changes none.
     :class:`InvalidTopology` for an upload that is not a valid topology.
     """
-    submitted, spec, _, _ = read_source(ctx, handle, topology)
+    uploaded = read_source(ctx, handle, topology)
+    spec = uploaded.spec
     former = load_runnable(ctx, topology)
-    conf = normalize_conf(ctx.values(), submitted, spec, topology.id)
+    conf = normalize_conf(ctx.values(), uploaded.conf, spec, topology.id)
     check_spark_keys(ctx.values(), conf, spec)
     new = total_conf(ctx.values(), conf)
     executors: dict[str, int] = {}
@@ -446,7 +461,7 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
     conf, spec = staging.read_topology(ctx, token)
     total = total_conf(ctx.values(), conf)
     full_spec = with_system_components(spec, total)
-    copied = base_conf(total)
+    base_fields = base_conf(total)
     kept = KeptSizes()
     replaced: TopologyView | None = None
     former: Runnable | None = None
@@ -463,8 +478,8 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
         table=number_tasks(full_spec, total),
         executors=executor_counts(full_spec),
         workers=int(total[WORKERS_KEY]) if kept.workers is None else kept.workers,
-        owner=copied.owner,
-        isolation=copied.isolation,
+        owner=base_fields.owner,
+        isolation=base_fields.isolation,
     )
     own_tasks = [
         len(part.ids)
@@ -485,8 +500,8 @@ def _log_update(
     ctx: OperationsContext, name: str, kept: KeptSizes, changes: Sequence[UpdateChange]
 ) -> None:
     """Log what the update keeps and what it changes, one line each."""
-    for number in kept_texts(kept):
-        ctx.log.info("the update of %s keeps %s, of a rebalance", name, number)
+    for kept_size in describe_kept(kept):
+        ctx.log.info("the update of %s keeps %s, of a rebalance", name, kept_size)
     for change in changes:
         ctx.log.info("the update of %s changes %s", name, change.describe())
 

@@ -41,8 +41,8 @@ def kept_of_former(
     )
 
 
-def kept_texts(kept: KeptSizes) -> list[str]:
-    """The kept numbers in words, for the log."""
+def describe_kept(kept: KeptSizes) -> list[str]:
+    """Describe the kept numbers, for the log."""
     texts = [f"{count} executors of {name!r}" for name, count in sorted(kept.executors.items())]
     if kept.workers is not None:
         texts.append(f"{kept.workers} workers")
