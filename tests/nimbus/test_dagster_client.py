@@ -38,6 +38,22 @@ STEPS = [
 ]
 
 
+DELETE_KEY = """
+mutation Delete($selector: RepositorySelector!, $key: String!) {
+  deleteDynamicPartitions(
+    repositorySelector: $selector, partitionsDefName: "storm_topologies", partitionKeys: [$key]
+  ) { __typename }
+}
+"""
+ADD_KEY = """
+mutation Add($selector: RepositorySelector!, $key: String!) {
+  addDynamicPartition(
+    repositorySelector: $selector, partitionsDefName: "storm_topologies", partitionKey: $key
+  ) { __typename }
+}
+"""
+
+
 def at(url: str | None, timeout: float = 20.0) -> DagsterClient:
     access = DagsterAccess(url) if url else None
     return DagsterClient(DagsterTransport(lambda: access, timeout=timeout))
@@ -76,6 +92,34 @@ def test_submission_runs_six_steps(client: DagsterClient) -> None:
     assert client.find_run(TOKEN_TAG, "unknown") is None
     client.add_partition("wc")  # known already
     client.report(["storm", "active_topology"], "wc", "killed by the leader while Dagster was away")
+
+
+def change_key(server: DagsterServer, mutation: str, key: str) -> str:
+    """Change the partition keys of the topologies; the type of Dagster's response."""
+    selector = {"repositoryLocationName": "storm", "repositoryName": REPOSITORY}
+    document = {"query": mutation, "variables": {"selector": selector, "key": key}}
+    response = httpx.post(server.url, json=document, timeout=60, trust_env=False)
+    ((_, result),) = response.json()["data"].items()
+    return result["__typename"]
+
+
+def test_a_key_dropped_before_its_run_exists_is_there_after_the_launch(
+    client: DagsterClient, dagster_server: DagsterServer
+) -> None:
+    def drop_key() -> None:
+        deleted = change_key(dagster_server, DELETE_KEY, "late")
+        assert deleted == "DeleteDynamicPartitionsSuccess"
+
+    run_id = client.launch_once(
+        "submit_topology",
+        {"ops": {"storm__topology_conf": {"config": {"handle": "h", "token": "t-late"}}}},
+        {TOKEN_TAG: "t-late"},
+        identity=TOKEN_TAG,
+        partition="late",
+        before_launch=drop_key,
+    )
+    assert change_key(dagster_server, ADD_KEY, "late") == "DuplicateDynamicPartitionError"
+    client.terminate(run_id)
 
 
 @pytest.mark.long

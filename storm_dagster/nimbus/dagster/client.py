@@ -158,7 +158,8 @@ class DagsterClient:
 
         For a caller that has no other way. Dagster must show within the timeout that it is alive,
         and then has ``launch_secs`` to register ``partition`` and to launch. ``before_launch`` is
-        called right before the launch. If the response to the launch is missing, or Dagster reports
+        called right before the launch. A key that is dropped until the run exists is registered
+        again. If the response to the launch is missing, or Dagster reports
         an internal error, the run is looked up by the tag, because Dagster may have launched it
         before.
         :class:`Unavailable` if Dagster does not have the run: it may still appear, so the caller
@@ -175,13 +176,28 @@ class DagsterClient:
         # After a slow registration the launch still gets a second.
         remaining = max(1.0, deadline - time.monotonic())
         try:
-            return self.launch(job, run_config, all_tags, patience=remaining)
+            run_id = self.launch(job, run_config, all_tags, patience=remaining)
         except Unavailable as error:
-            run_id = self._launched_run(job, identity, tags[identity])
-            if run_id is None:
+            found_id = self._launched_run(job, identity, tags[identity])
+            if found_id is None:
                 raise
+            run_id = found_id
             _log.info("run %s is launched, although it was not confirmed: %s", run_id, error)
-            return run_id
+        if partition is not None:
+            self._restore_partition(partition, run_id)
+        return run_id
+
+    def _restore_partition(self, key: str, run_id: str) -> None:
+        """Register the partition key of a launched run once more.
+
+        ``lifecycle_sensor`` may have dropped it between its registration and the launch, because no
+        run of it existed. From now on the sensor finds the run, and keeps the key. An error is only
+        logged, because the run is launched; in most cases the key is still registered.
+        """
+        try:
+            self.add_partition(key)
+        except (InvalidRequest, Misconfigured, Unavailable) as error:
+            _log.warning("partition %r of run %s is not registered again: %s", key, run_id, error)
 
     def _launched_run(self, job: str, tag: str, value: str) -> str | None:
         """Return the id of the newest run with that tag.
