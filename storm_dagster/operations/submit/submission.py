@@ -45,7 +45,7 @@ from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.topology import TopologySpec, decode_topology
-from storm_dagster.model.view import TopologyView
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import (
     OperationsContext,
     check_name_free,
@@ -159,28 +159,15 @@ def stage_conf(
     if earlier is None and replaces is None:
         check_topology_name(name)
     view = ctx.cluster.load_view()
-    is_published = earlier is not None and earlier.published
-    if earlier is not None and is_published and earlier.topology_id not in view.topologies:
-        raise Conflict(
-            f"token {token!r} was used for {earlier.topology_id}, which has been killed since: "
-            "submit with a new token"
-        )
-    check_name_free(view, name, (replaces, None if earlier is None else earlier.topology_id))
-    alive = view.topology_named(name)
-    if replaces is not None and not is_published and (alive is None or alive.id != replaces):
-        raise NotAlive(
-            f"topology {replaces} is not alive and cannot be replaced: "
-            f"submit {name!r} as a new topology"
-        )
-    if is_published:
+    _check_alive_topologies(view, name, token, earlier, replaces)
+    if earlier is not None and earlier.published:
         return _take_epoch(ctx, token, epoch)
     # Checked in full before anything is staged.
-    replaced = alive if replaces is not None else None
+    replaced = view.topology_named(name) if replaces is not None else None
     source = _read_source_or_staged(ctx, name, token, handle, replaced)
-    conf = source.conf
     verb = "submit" if replaces is None else "update"
     token_record, _ = staging.allocate_topology_id(ctx, token, name, epoch, verb)
-    conf["topology.id"] = token_record.topology_id
+    conf = {**source.conf, "topology.id": token_record.topology_id}
     record = staging.StagingRecord(
         topology_id=token_record.topology_id,
         name=name,
@@ -196,17 +183,61 @@ def stage_conf(
         submitted_keys=source.submitted_keys,
         named=source.named,
     )
-    # Without the keys a former release staged the conf, which names them already.
+    _write_parts(ctx, token, record, conf, source.spec)
+    return _conf_result(token, record, conf, source.spec, warnings=source.warnings)
+
+
+def _check_alive_topologies(
+    view: ClusterView,
+    name: str,
+    token: str,
+    earlier: TokenRecord | None,
+    replaces: str | None,
+) -> None:
+    """Check that the topologies of the cluster permit the submission.
+
+    ``earlier`` is the token's record of an earlier attempt. Raises the errors of
+    :func:`stage_conf` about topologies.
+    """
+    own_id: str | None = None
+    is_published = False
+    if earlier is not None:
+        own_id = earlier.topology_id
+        is_published = earlier.published
+    if is_published and own_id not in view.topologies:
+        raise Conflict(
+            f"token {token!r} was used for {own_id}, which has been killed since: "
+            "submit with a new token"
+        )
+    check_name_free(view, name, (replaces, own_id))
+    if replaces is None or is_published:
+        return
+    alive = view.topology_named(name)
+    if alive is None or alive.id != replaces:
+        raise NotAlive(
+            f"topology {replaces} is not alive and cannot be replaced: "
+            f"submit {name!r} as a new topology"
+        )
+
+
+def _write_parts(
+    ctx: OperationsContext,
+    token: str,
+    record: staging.StagingRecord,
+    conf: dict[str, Any],
+    spec: TopologySpec,
+) -> None:
+    """Stage the parts of stage 1, and note the token as the newest of the topology's name."""
     document = conf
-    if source.submitted_keys is not None:
-        document = stored_document(conf, source.submitted_keys)
+    # Without the keys a former release staged the conf, which names them already.
+    if record.submitted_keys is not None:
+        document = stored_document(conf, record.submitted_keys)
     staging.write_part(ctx, token, "conf", document)
-    staging.write_part(ctx, token, "topology", source.spec)
+    staging.write_part(ctx, token, "topology", spec)
     # Last: its existence shows that the stage has ended.
     staging.write_part(ctx, token, "record", record)
     with step(ctx, "stage.newest"):
-        ctx.blobs.put(staging.newest_token_key(name), token.encode())
-    return _conf_result(token, record, conf, source.spec, warnings=source.warnings)
+        ctx.blobs.put(staging.newest_token_key(record.name), token.encode())
 
 
 def _read_source_or_staged(
