@@ -55,8 +55,8 @@ from storm_dagster.operations.submit.code_storage import (
     store_code,
 )
 from storm_dagster.operations.submit.spark_conf import check_session_keys
-from storm_dagster.operations.submit.submission import read_source
 from storm_dagster.operations.submit.sweeping import sweep_upgrade_lists
+from storm_dagster.operations.submit.uploaded_source import read_source
 from storm_dagster.operations.transactions import (
     announce,
     append_assignment,

@@ -27,7 +27,7 @@ from storm_dagster.model.records import encode_record
 from storm_dagster.model.token_records import AccessTokens
 from storm_dagster.operations.live.access_tokens import create_token, record_tokens, revoke_token
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
-from storm_dagster.operations.submit.submission import read_source
+from storm_dagster.operations.submit.uploaded_source import read_source
 from storm_dagster.security.access_tokens import (
     derive_metrics_token,
     make_token,

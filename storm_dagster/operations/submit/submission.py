@@ -11,10 +11,7 @@ from typing import Any, NamedTuple
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.submission.conf import (
     base_conf,
-    kept_conf,
-    limited_conf,
     normalize_conf,
-    removed_owner_keys,
     stored_document,
     submitted_keys,
     total_conf,
@@ -22,11 +19,9 @@ from storm_dagster.core.submission.conf import (
 from storm_dagster.core.submission.kept_sizes import (
     WORKERS_KEY,
     KeptSizes,
-    named_sizes,
     sizes_of,
     with_parallelism,
 )
-from storm_dagster.core.submission.setters import check_setters
 from storm_dagster.core.submission.spark_keys import check_spark_keys
 from storm_dagster.core.submission.tasks import (
     executor_counts,
@@ -35,23 +30,19 @@ from storm_dagster.core.submission.tasks import (
     with_system_components,
 )
 from storm_dagster.core.submission.validation import (
-    check_confs,
     check_task_limit,
     normalize_submission,
 )
-from storm_dagster.model.access_tokens import is_unowned_caller
-from storm_dagster.model.conf_layers import LayerName, merge_conf, overlay
-from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
+from storm_dagster.model.conf_layers import merge_conf
+from storm_dagster.model.errors import Conflict, NotAlive
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.operation_record import TokenRecord
-from storm_dagster.model.topology import TopologySpec, decode_topology
+from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import (
     OperationsContext,
     check_name_free,
-    decode_json,
     load_runnable,
-    load_stored_conf,
 )
 from storm_dagster.operations.results import (
     CodeResult,
@@ -77,6 +68,11 @@ from storm_dagster.operations.submit.update_changes import (
     kept_of_former,
     update_changes,
 )
+from storm_dagster.operations.submit.uploaded_source import (
+    no_upload,
+    read_named_sizes,
+    read_source,
+)
 
 STAGE_CONF = shared_steps(
     "stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest"
@@ -94,17 +90,6 @@ SUBMIT = operation(
     PUBLISH_ASSIGNMENT,
     ACTIVATE_TOPOLOGY,
 )
-
-
-class UploadedSource(NamedTuple):
-    """Content of an upload, checked."""
-
-    conf: dict[str, Any]
-    """Submitted conf, with the kept keys of a replaced topology."""
-    spec: TopologySpec
-    warnings: tuple[str, ...]
-    archive: str
-    """Blob key of the archive."""
 
 
 class _Source(NamedTuple):
@@ -268,15 +253,9 @@ def _read_source_or_staged(
         archive=uploaded.archive,
         former_code_dir=replaced.code_dir if replaced else "",
         submitted_keys=submitted_keys(uploaded.conf),
-        named=_named_sizes(ctx, handle),
+        named=read_named_sizes(ctx, handle),
         warnings=(*uploaded.warnings, *session_warnings),
     )
-
-
-def _named_sizes(ctx: OperationsContext, handle: str) -> tuple[str, ...]:
-    """Sizes that the uploaded conf itself names; the upload was read before."""
-    raw_conf = ctx.find_blob(staging.upload_key(handle, "conf")) or b"{}"
-    return named_sizes(decode_json(raw_conf, "the uploaded conf"))
 
 
 def _conf_result(
@@ -348,7 +327,7 @@ def _read_staged_record(
     """
     if not ctx.blobs.exists(staging.staging_key(token, "record")):
         if handle:
-            raise _no_upload(handle)
+            raise no_upload(handle)
         raise NotAlive(
             f"submission {token!r} has nothing staged and names no upload: submit from the start"
         )
@@ -359,71 +338,6 @@ def _read_staged_record(
             f"submit {name!r} with a token of its own"
         )
     return record
-
-
-def read_source(ctx: OperationsContext, handle: str, former: TopologyView | None) -> UploadedSource:
-    """Read an upload, and check its conf and topology.
-
-    ``former`` is the running topology that the upload replaces or upgrades, if any. Conf and
-    topology are checked here and not later. The conf keeps the submitted keys of the code that
-    ``former`` runs if the upload does not have them; not for an upload by Thrift, because a Storm
-    client sends the complete conf each time. :class:`NotAlive` without the upload,
-    :class:`InvalidTopology` for an invalid one; :class:`NotAuthorized` if a user who is not an
-    administrator changes the owner's lists, or sets a key that it must not set.
-    """
-    uploaded = ctx.find_blob(staging.upload_key(handle, "topology"))
-    if uploaded is None:
-        raise _no_upload(handle)
-    is_thrift = ctx.find_blob(staging.upload_key(handle, "source")) == b"thrift"
-    raw_conf = ctx.find_blob(staging.upload_key(handle, "conf")) or b"{}"
-    source = "the uploaded conf"
-    spec = decode_topology(uploaded)
-    try:
-        document = decode_json(raw_conf, source)
-    except Exception as error:
-        raise InvalidTopology(f"{source} is not valid JSON: {error}") from None
-    conf, spec, warnings = check_confs(document, spec, source, "warn" if is_thrift else "error")
-    # The blob exists only for a user who is not an administrator.
-    submitter = ctx.find_blob(staging.upload_key(handle, "submitter"))
-    old = None if former is None else load_runnable(ctx, former)
-    layers: dict[LayerName, dict[str, Any]] = {"submission": conf}
-    if submitter is not None:
-        user = submitter.decode()
-        current = ctx.values() if old is None else old.conf
-        if old is None:
-            warnings.extend(_unowned_warnings(user, conf, spec))
-        conf, spec, setter_warnings = check_setters(
-            user, conf, spec, current, ignores_cluster_keys=is_thrift
-        )
-        warnings.extend(setter_warnings)
-        layers["submission"] = conf
-        lists = merge_conf({"author": spec.conf, "submission": conf})
-        layers["owner"] = limited_conf(user, lists, None if old is None else old.conf)
-    if former is not None and old is not None and not is_thrift:
-        stored_conf = load_stored_conf(ctx, former.code_dir)
-        layers["former"] = kept_conf(ctx.values(), stored_conf, old.submitted_keys, document)
-    archive = staging.upload_key(handle, "archive")
-    return UploadedSource(overlay(layers), spec, tuple(warnings), archive)
-
-
-def _unowned_warnings(user: str, conf: dict[str, Any], spec: TopologySpec) -> list[str]:
-    """Warning if keys of the owner are removed, since the access token belongs to no user."""
-    if not is_unowned_caller(user):
-        return []
-    removed_keys = removed_owner_keys(merge_conf({"author": spec.conf, "submission": conf}))
-    if not removed_keys:
-        return []
-    return [
-        f"removed from the conf, since the access token belongs to no user: "
-        f"{', '.join(removed_keys)}; make one with `storm-dagster token create --user NAME`"
-    ]
-
-
-def _no_upload(handle: str) -> NotAlive:
-    return NotAlive(
-        f"upload {handle!r} does not exist, it has expired, was never finished, or was removed "
-        "when its command ended with an error: submit or upload again"
-    )
 
 
 def update_differences(
@@ -444,7 +358,7 @@ def update_differences(
     executors: dict[str, int] = {}
     if replaces:
         spec = normalize_topology(new, spec)
-        kept = kept_of_former(topology, former, spec, new, _named_sizes(ctx, handle))
+        kept = kept_of_former(topology, former, spec, new, read_named_sizes(ctx, handle))
         if kept.workers is not None:
             new[WORKERS_KEY] = kept.workers
         executors = {**sizes_of(spec, new).executors, **kept.executors}
