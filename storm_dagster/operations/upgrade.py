@@ -13,13 +13,9 @@ from dataclasses import dataclass, field, replace
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import causes_still_true
 from storm_dagster.core.submission.conf import (
-    UPGRADE_KEYS,
     base_conf,
-    stored_document,
-    submitted_keys,
     total_conf,
 )
-from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import UpgradeEvent, UpgradeTransition
 from storm_dagster.core.upgrade.selection import (
@@ -38,7 +34,6 @@ from storm_dagster.model.errors import (
     StormDagsterError,
     Unavailable,
 )
-from storm_dagster.model.names import make_code_dir
 from storm_dagster.model.records import Assignment, GrayUpgrade, TopologyStatus, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
 from storm_dagster.operations.context import (
@@ -49,14 +44,7 @@ from storm_dagster.operations.context import (
 )
 from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.submit.code_storage import (
-    check_uploaded_archive,
-    next_version_number,
-    store_code,
-)
-from storm_dagster.operations.submit.spark_conf import check_session_keys
-from storm_dagster.operations.submit.sweeping import sweep_upgrade_lists
-from storm_dagster.operations.submit.uploaded_source import read_source
+from storm_dagster.operations.submit.code_storage import check_uploaded_archive
 from storm_dagster.operations.transactions import (
     announce,
     append_assignment,
@@ -65,6 +53,7 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
+from storm_dagster.operations.upgrade_code import read_new_code, store_new_code
 from storm_dagster.zk.gray_upgrades import create_lists_ops, listed_nodes, put_record_ops
 
 GRAY_UPGRADE = operation(
@@ -193,51 +182,21 @@ def _request_batch(
     machine.check_begin(base, snapshot)
     epoch = ctx.current_epoch()
     ctx = ctx.accepting_fewer(allow_degraded)
-    uploaded = read_source(ctx, handle, topology)
-    spec = uploaded.spec.model_copy(update={"name": base.name})
-    conf, spec = normalize_submission(ctx.values(), uploaded.conf, spec, topology.id)
-    total = total_conf(ctx.values(), conf)
-    warnings = uploaded.warnings + check_session_keys(ctx, total, spec)
+    code = read_new_code(ctx, topology, handle)
     if selection.empty:
-        selection = selection_of_conf(conf)
+        selection = selection_of_conf(code.conf)
     check_selection(selection, snapshot)
-    check_compatible(base.name, load_runnable(ctx, topology).spec, spec)
-    check_uploaded_archive(ctx, uploaded.archive, spec, total)
-    # The key is in milliseconds, by default a day.
-    ttl_secs = int(total.get("topology.upgrade.ttl") or 86_400_000) / 1000
-    # The keys are for this request only: a restart of the topology is not an upgrade.
-    conf = {key: value for key, value in conf.items() if key not in UPGRADE_KEYS}
-    sweep_upgrade_lists(ctx, epoch, topology.id)
-    code_dir = make_code_dir(topology.id, next_version_number(ctx, epoch))
-    keys = submitted_keys(uploaded.conf)
-    stored = store_code(
-        ctx,
-        code_dir,
-        name=base.name,
-        archive=uploaded.archive,
-        conf=stored_document(conf, keys),
-        spec=spec,
-        keep=False,
-        allow_degraded=allow_degraded,
-    )
-    ttl = max(1, round(ttl_secs))
-    new_record = GrayUpgrade(
-        expires=ctx.now_secs() + ttl,
-        ttl_secs=ttl,
-        code_dir=code_dir,
-        token=token,
-        code=stored.hashes,
-        base_conf=base_conf(total),
-    )
+    check_compatible(base.name, load_runnable(ctx, topology).spec, code.spec)
+    check_uploaded_archive(ctx, code.archive, code.spec, code.total)
     event = UpgradeEvent(
         "begin",
         selection=selection,
-        record=new_record,
+        record=store_new_code(ctx, epoch, topology, code, token, allow_degraded),
         former=topology.code_dir,
-        submitted_keys=keys,
+        submitted_keys=code.submitted_keys,
     )
     result = _execute(ctx, topology.id, event, epoch)
-    return replace(result, warnings=tuple(warnings))
+    return replace(result, warnings=code.warnings)
 
 
 def check_upgrade(ctx: OperationsContext, name: str, selection: Selection, *, new: bool) -> None:
