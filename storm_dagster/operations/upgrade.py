@@ -54,6 +54,7 @@ from storm_dagster.operations.transactions import (
     with_change,
 )
 from storm_dagster.operations.upgrade_code import read_new_code, store_new_code
+from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.gray_upgrades import create_lists_ops, listed_nodes, put_record_ops
 
 GRAY_UPGRADE = operation(
@@ -403,50 +404,15 @@ def _write(
     one of the written nodes has changed since.
     """
     transaction = ctx.cluster.fenced(epoch)
-    assignment = snapshot.assignment
-    former_record = snapshot.state.record
-    path = paths.topology(topology.id)
-    version = topology.base_at.version
-    if transition.code_dir is not None:
-        changes = {
-            "code_dir": transition.code_dir,
-            "timestamp_ms": ctx.now_secs() * 1000,
-            "type": "Assign",
-            "code": former_record.code if former_record is not None else {},
-        }
-        assignment = assignment.model_copy(update=changes)
+    assignment = _next_assignment(ctx, snapshot, transition)
     if transition.outcome in _IN_HISTORY:
-        why = transition.reason
-        if transition.record is not None:
-            why = _describe_request(transition.record)
-        assignment = with_change(ctx, assignment, f"upgrade {transition.outcome}", why)
         append_assignment(ctx, transaction, view, topology.base.name, assignment)
     else:
         # The selection, and the phases of the workers, follow from the assignment.
         assert topology.assignment_at is not None
         transaction.check(paths.assignment(topology.id), topology.assignment_at.version)
-    if transition.base is topology.base:
-        # The base must still be that which the transition was decided on.
-        transaction.check(path, version)
-    else:
-        base = transition.base
-        if not transition.record:
-            # The tokens of an ended upgrade stay known, for repetitions of its requests, and so
-            # does the reason of its rollback.
-            ended = former_record
-            if ended is not None:
-                ended = ended.model_copy(update={"ended_secs": ctx.now_secs()})
-            base = base.model_copy(update={"last_upgrade": ended})
-        transaction.set(path, encode_record(base), version)
-    if transition.record is not None or former_record is not None:
-        put_record_ops(transaction, topology.id, snapshot.state, transition.record)
-    if transition.record is None:
-        # The end of very long lists stays. Without a record it has no effect, and the next upgrade
-        # sweeps it.
-        for node in list(listed_nodes(ctx.cluster.state, topology.id))[:_DELETES_AT_AN_END]:
-            transaction.delete(node)
-    elif former_record is None:
-        create_lists_ops(transaction, ctx.cluster.state, topology.id)
+    _write_base(ctx, transaction, topology, snapshot.state.record, transition)
+    _write_record(ctx, transaction, topology.id, snapshot.state, transition.record)
     if transition.action is not None:
         announce(ctx, transaction, topology.id, transition.action)
     note_change(
@@ -459,6 +425,75 @@ def _write(
     )
     commit(ctx, transaction, transition.step or "")
     return assignment
+
+
+def _next_assignment(
+    ctx: OperationsContext, snapshot: UpgradeSnapshot, transition: UpgradeTransition
+) -> Assignment:
+    """The assignment after a transition, with its code and the entry in its history."""
+    assignment = snapshot.assignment
+    former_record = snapshot.state.record
+    if transition.code_dir is not None:
+        changes = {
+            "code_dir": transition.code_dir,
+            "timestamp_ms": ctx.now_secs() * 1000,
+            "type": "Assign",
+            "code": former_record.code if former_record is not None else {},
+        }
+        assignment = assignment.model_copy(update=changes)
+    if transition.outcome not in _IN_HISTORY:
+        return assignment
+    reason = transition.reason
+    if transition.record is not None:
+        reason = _describe_request(transition.record)
+    return with_change(ctx, assignment, f"upgrade {transition.outcome}", reason)
+
+
+def _write_base(
+    ctx: OperationsContext,
+    transaction: Transaction,
+    topology: TopologyView,
+    former_record: GrayUpgrade | None,
+    transition: UpgradeTransition,
+) -> None:
+    """Append the write of the topology's base, or the check that it is unchanged."""
+    path = paths.topology(topology.id)
+    version = topology.base_at.version
+    base = transition.base
+    if base is topology.base:
+        # The base must still be that which the transition was decided on.
+        transaction.check(path, version)
+        return
+    if transition.record is None:
+        # The tokens of an ended upgrade stay known, for repetitions of its requests, and so does
+        # the reason of its rollback.
+        ended_record = former_record
+        if ended_record is not None:
+            ended_record = ended_record.model_copy(update={"ended_secs": ctx.now_secs()})
+        base = base.model_copy(update={"last_upgrade": ended_record})
+    transaction.set(path, encode_record(base), version)
+
+
+def _write_record(
+    ctx: OperationsContext,
+    transaction: Transaction,
+    topology_id: str,
+    former: UpgradeState,
+    record: GrayUpgrade | None,
+) -> None:
+    """Append the writes of the upgrade's record and of the lists of its workers.
+
+    ``former`` is the upgrade before, ``record`` the record afterwards: ``None`` ends it.
+    """
+    if record is not None or former.record is not None:
+        put_record_ops(transaction, topology_id, former, record)
+    if record is None:
+        # The end of very long lists stays. Without a record it has no effect, and the next upgrade
+        # sweeps it.
+        for node in list(listed_nodes(ctx.cluster.state, topology_id))[:_DELETES_AT_AN_END]:
+            transaction.delete(node)
+    elif former.record is None:
+        create_lists_ops(transaction, ctx.cluster.state, topology_id)
 
 
 def _describe_request(record: GrayUpgrade) -> str:
