@@ -4,7 +4,7 @@ One transaction makes the topology visible.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from storm_dagster.core.reassignment import (
@@ -33,6 +33,7 @@ from storm_dagster.model.errors import (
     error_from_document,
 )
 from storm_dagster.model.names import placement_key
+from storm_dagster.model.operation_record import TokenRecord
 from storm_dagster.model.placement import (
     PlacementBatch,
     PlacementResult,
@@ -251,40 +252,62 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     record, staged, runnable = _read_staged(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
     planned = read_placement(ctx, token)
-    attempts = 0
-    replanned = 0
-
-    def attempt(view: ClusterView) -> PublishResult:
-        """Publish on this view, with another placement if the staged one may not fit."""
-        nonlocal planned, attempts, replanned
-        attempts += 1
-        published = view.topologies.get(record.topology_id)
-        if published is not None:
-            return _published_result(record, planned, published)
-        if view.epoch != record.epoch:
-            # The reason that a user knows comes first: a kill stays in force under a new leader.
-            stored = read_client_token(ctx, token)
-            if stored is not None:
-                refuse_cancelled(token, stored[0])
-            raise Fenced(
-                f"topology {record.name!r} was staged under leadership epoch {record.epoch}, "
-                f"which is over (now {view.epoch}): materialize storm/topology_conf again"
-            )
-        check_target(view, record)
-        is_current = planned.assignments_version == view.assignments_version
-        if not is_current or not _fits(planned, record, staged, view):
-            planned = _plan(ctx, view, record, staged, runnable)
-            replanned += 1
-            write_part(ctx, token, "placement", planned)
-        return _publish(ctx, token, record, staged, planned, view)
-
-    report = retry_on_conflict(ctx, f"publishing {record.topology_id}", attempt)
-    report = replace(report, attempts=attempts, replanned=replanned)
+    publication = _Publication(ctx, token, record, staged, runnable, planned)
+    purpose = f"publishing {record.topology_id}"
+    report = retry_on_conflict(ctx, purpose, publication.attempt)
+    report = replace(report, attempts=publication.attempts, replanned=publication.replanned)
     # Not for a topology that was published earlier and has another placement by now.
     if same_workers(report.assignment, report.placement):
-        write_reasons(ctx, record.topology_id, planned.result, record.name)
+        write_reasons(ctx, record.topology_id, publication.planned.result, record.name)
     ctx.log.info("published %s in %d attempts", report.topology_id, report.attempts)
     return report
+
+
+@dataclass
+class _Publication:
+    """Publication of one staged topology, over several attempts."""
+
+    ctx: OperationsContext
+    token: str
+    record: StagingRecord
+    staged: StagedTasks
+    runnable: Runnable
+    planned: StagedPlacement
+    """The staged placement; after an attempt the one that it tried to publish."""
+    attempts: int = 0
+    replanned: int = 0
+    """Number of placements that were computed by the attempts."""
+
+    def attempt(self, view: ClusterView) -> PublishResult:
+        """Publish on this view, with another placement if the staged one may not fit."""
+        self.attempts += 1
+        record = self.record
+        published = view.topologies.get(record.topology_id)
+        if published is not None:
+            return _published_result(record, self.planned, published)
+        self._check_epoch(view)
+        check_target(view, record)
+        is_current = self.planned.assignments_version == view.assignments_version
+        if not is_current or not _fits(self.planned, record, self.staged, view):
+            self.planned = _plan(self.ctx, view, record, self.staged, self.runnable)
+            self.replanned += 1
+            write_part(self.ctx, self.token, "placement", self.planned)
+        return _publish(self.ctx, self.token, record, self.staged, self.planned, view)
+
+    def _check_epoch(self, view: ClusterView) -> None:
+        """Raise :class:`Fenced` if the epoch of the staged conf is over."""
+        record = self.record
+        if view.epoch == record.epoch:
+            return
+        # The reason that a user knows comes first: a kill stays in force under a new leader.
+        stored = read_client_token(self.ctx, self.token)
+        if stored is not None:
+            token_record, _ = stored
+            refuse_cancelled(self.token, token_record)
+        raise Fenced(
+            f"topology {record.name!r} was staged under leadership epoch {record.epoch}, "
+            f"which is over (now {view.epoch}): materialize storm/topology_conf again"
+        )
 
 
 def _published_result(
@@ -334,47 +357,23 @@ def _publish(
     """Publish the planned topology in one transaction, INACTIVE.
 
     The same transaction marks the token as published, and ends the replaced topology. A
-    :class:`Conflict` of the transaction is a lost race. :class:`NotAlive` if the token has expired
-    or its submission was cancelled, :class:`Conflict` if its topology was published before and is
-    gone, or another run has taken the submission over.
+    :class:`Conflict` of the transaction is a lost race. Raises the errors of
+    :func:`_read_unpublished_token`.
     """
     topology_id = record.topology_id
-    expired = NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
-    stored_token = read_client_token(ctx, token)
-    if stored_token is None:
-        raise expired
-    token_record, token_version = stored_token
-    if token_record.topology_id != topology_id:
-        # It was used again after it had expired.
-        raise expired
-    refuse_cancelled(token, token_record)
-    refuse_other_run(ctx, token, token_record)
-    if token_record.published:
-        raise Conflict(
-            f"{topology_id} was published before and has been killed: submit with a new token"
-        )
+    token_record, token_version = _read_unpublished_token(ctx, token, record)
     replaced = view.topologies.get(record.replaces) if record.replaces else None
     now = ctx.now_secs()
     assignment = _first_assignment(ctx, record, planned, replaced, now)
     base = _new_base(record, staged, replaced, token, now)
-    beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
     transaction = ctx.cluster.fenced(record.epoch)
     published = token_record.model_copy(update={"published": True, "ended": False, "request": {}})
     transaction.set(paths.token(token), encode_record(published), token_version)
+    ended_ids: list[str] = []
     if replaced is not None:
         _end_replaced(ctx, transaction, replaced)
-    # Path -> data of the nodes that a topology has from its publication on.
-    created = {
-        paths.tasks(topology_id): encode_record(staged.table),
-        paths.taskbeats(topology_id): encode_record(beats),
-        paths.task_errors(topology_id): b"",
-        paths.metrics(topology_id): b"",
-        paths.workers(topology_id): b"",
-        paths.gray_upgrade(topology_id): b"",
-    }
-    for path, content in created.items():
-        transaction.create(path, content)
-    ended_ids = [] if replaced is None else [replaced.id]
+        ended_ids.append(replaced.id)
+    created_paths = _create_nodes(transaction, topology_id, staged)
     append_assignment(ctx, transaction, view, record.name, assignment, *ended_ids)
     transaction.create(paths.topology(topology_id), encode_record(base))
     # Workers may write this node, and must not create nodes below the base.
@@ -392,12 +391,54 @@ def _publish(
         planner=planned.result.planner,
         versions={
             paths.ASSIGNMENTS: view.assignments_version + 1,
-            **dict.fromkeys(created, 0),
+            **dict.fromkeys(created_paths, 0),
             paths.assignment(topology_id): assignment_version or 0,
             paths.topology(topology_id): 0,
         },
         replaced=replaced.id if replaced else None,
     )
+
+
+def _read_unpublished_token(
+    ctx: OperationsContext, token: str, record: StagingRecord
+) -> tuple[TokenRecord, int]:
+    """Read the record of the token, whose topology this run may publish, and its version.
+
+    :class:`NotAlive` if the token has expired or its submission was cancelled, :class:`Conflict` if
+    its topology was published before and is gone, or another run has taken the submission over.
+    """
+    expired = NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
+    stored_token = read_client_token(ctx, token)
+    if stored_token is None:
+        raise expired
+    token_record, version = stored_token
+    if token_record.topology_id != record.topology_id:
+        # It was used again after it had expired.
+        raise expired
+    refuse_cancelled(token, token_record)
+    refuse_other_run(ctx, token, token_record)
+    if token_record.published:
+        raise Conflict(
+            f"{record.topology_id} was published before and has been killed: submit with a new "
+            "token"
+        )
+    return token_record, version
+
+
+def _create_nodes(transaction: Transaction, topology_id: str, staged: StagedTasks) -> list[str]:
+    """Append the nodes that a topology has from its publication on; return their paths."""
+    beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
+    contents = {
+        paths.tasks(topology_id): encode_record(staged.table),
+        paths.taskbeats(topology_id): encode_record(beats),
+        paths.task_errors(topology_id): b"",
+        paths.metrics(topology_id): b"",
+        paths.workers(topology_id): b"",
+        paths.gray_upgrade(topology_id): b"",
+    }
+    for path, content in contents.items():
+        transaction.create(path, content)
+    return list(contents)
 
 
 def _end_replaced(ctx: OperationsContext, transaction: Transaction, replaced: TopologyView) -> None:
