@@ -108,11 +108,12 @@ def change_topology(
     set_fields = {key: value for key, value in fields.items() if not _is_left_out(value)}
     request = check_request(row.request, set_fields, verb)
     body = request.model_dump(mode="json", exclude_unset=True)
+    token: str | None = None
     if row.brings_code:
         nimbus = nimbus.accepting_fewer(body.get("allow_degraded", False))
         # Raises NotAlive before the code is packed and uploaded.
         nimbus.get(path)
-        body.setdefault("token", uuid.uuid4().hex)
+        token = body.setdefault("token", uuid.uuid4().hex)
         if target is not None:
             uploaded = upload_target(
                 nimbus,
@@ -124,34 +125,75 @@ def change_topology(
                 progress=progress,
             )
             body["handle"] = uploaded.handle
-    deadline = started + timeout + body.get("wait_secs", 0)
     handle: str | None = body.get("handle")
-
-    def attempt(on_failure: Callable[[], None]) -> SentRequest:
-        # Not repeated after a broken connection: the change may have been made.
-        answer = nimbus.post(f"{path}/{verb}", body, repeat=False, launches=True)
-        # A cancelled submission has no topology to wait for.
-        if request.dry_run or not wait or answer.get("cancelled"):
-            return SentRequest(answer, answer, {})
-        done: Mapping[str, Any] = answer
-        if answer.get("run_id"):
-            done = wait_for_run(
-                nimbus,
-                answer["run_id"],
-                deadline=deadline,
-                progress=progress,
-                on_failure=on_failure,
-            )
-        topology = _wait_for_effect(nimbus, row, name, answer, deadline=deadline, progress=progress)
-        return SentRequest(answer, done, topology)
-
-    token = body["token"] if row.brings_code and not request.dry_run else None
+    change = _ChangeRequest(
+        nimbus,
+        row,
+        name,
+        body,
+        # A dry run has no effect to wait for.
+        wait=wait and not request.dry_run,
+        deadline=started + timeout + body.get("wait_secs", 0),
+        progress=progress,
+    )
+    if request.dry_run:
+        token = None
     try:
-        sent = send_request(nimbus, attempt, token=token, handle=handle, progress=progress)
+        sent = send_request(nimbus, change.send, token=token, handle=handle, progress=progress)
     finally:
         if request.dry_run and handle is not None:
             # Nothing uses the upload after a dry run.
             drop_upload(nimbus, handle)
+    return _change_of(sent, name, seconds=time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class _ChangeRequest:
+    """Request of a change, which may be sent more than once."""
+
+    nimbus: NimbusClient
+    verb: Verb
+    name: str
+    """Name or id of the topology."""
+    body: Mapping[str, Any]
+    wait: bool
+    deadline: float
+    """End of the wait for the effect, of the monotonic clock."""
+    progress: Progress | None
+
+    def send(self, on_failure: Callable[[], None]) -> SentRequest:
+        """Send the request; with ``wait`` return when the change has its effect.
+
+        ``on_failure`` is called when the run of the change has failed.
+        """
+        path = f"/v1/topologies/{self.name}/{self.verb.name}"
+        # Not repeated after a broken connection: the change may have been made.
+        answer = self.nimbus.post(path, self.body, repeat=False, launches=True)
+        # A cancelled submission has no topology to wait for.
+        if not self.wait or answer.get("cancelled"):
+            return SentRequest(answer, answer, {})
+        done: Mapping[str, Any] = answer
+        if answer.get("run_id"):
+            done = wait_for_run(
+                self.nimbus,
+                answer["run_id"],
+                deadline=self.deadline,
+                progress=self.progress,
+                on_failure=on_failure,
+            )
+        topology = _wait_for_effect(
+            self.nimbus,
+            self.verb,
+            self.name,
+            answer,
+            deadline=self.deadline,
+            progress=self.progress,
+        )
+        return SentRequest(answer, done, topology)
+
+
+def _change_of(sent: SentRequest, name: str, *, seconds: float) -> Change:
+    """The change of a request that was sent; ``seconds`` is the duration of the call."""
     answer = sent.answer
     topology = sent.topology
     return Change(
@@ -159,7 +201,7 @@ def change_topology(
         id=topology.get("id") or answer.get("id"),
         status=topology.get("status") or answer.get("status"),
         run_id=answer.get("run_id"),
-        seconds=time.monotonic() - started,
+        seconds=seconds,
         upgrade=topology.get("upgrade"),
         conf=answer.get("conf"),
         cancelled=str(answer.get("cancelled") or ""),
