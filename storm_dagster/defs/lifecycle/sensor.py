@@ -28,7 +28,7 @@ from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.records import decode_record
 from storm_dagster.model.unreported import UnreportedEvents
 from storm_dagster.model.view import ClusterView
-from storm_dagster.operations.live.lifecycle import DoneAction, finish_due
+from storm_dagster.operations.live.lifecycle import DoneAction, DueResult, finish_due
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -187,6 +187,58 @@ def _change_keys(
     return _KeyChanges(sorted(alive - registered), dropped, tuple(sorted(pending_names)))
 
 
+@dataclass(frozen=True)
+class _TickResult:
+    """Effect of one tick on the cluster and on the partition keys."""
+
+    view: ClusterView
+    """The cluster afterwards."""
+    due: DueResult
+    keys: _KeyChanges
+    memory_record: str | None
+    """Name of the record of the memory, for the cursor."""
+
+    def changes(self) -> list[str]:
+        """Describe the transitions and the changes of keys."""
+        changes = [action.describe() for action in self.due.done]
+        changes += [f"new key {name}" for name in self.keys.new]
+        changes += [f"dropped key {name}" for name in self.keys.dropped]
+        return changes
+
+    def skip_reason(self) -> dg.SkipReason:
+        """Reason of the tick, which requests no run."""
+        waiting = len(self.due.memory.seen) - len(self.due.done)
+        changes = ", ".join(self.changes())
+        return dg.SkipReason(
+            changes or f"nothing is due, {waiting} topologies wait for their delay"
+        )
+
+
+def _act(
+    context: dg.SensorEvaluationContext,
+    names: DagsterNames,
+    handles: Handles,
+    record: str | None,
+) -> _TickResult:
+    """Execute the due transitions, drop partition keys, and store the memory.
+
+    ``record`` is the name of the record of the former tick's memory. Raises :class:`Unavailable` and
+    :class:`Fenced`.
+    """
+    with connect(handles, _log) as ops:
+        memory = decode_memory(LifecycleMemory, load_memory(ops.cluster, _NAME, record))
+        view = ops.cluster.load_view()
+        report = finish_due(ops, memory.due, boot_id=boot_id(), boot_now=boot_clock(), view=view)
+        if report.done:
+            view = ops.cluster.load_view()
+        removed = removed_by_leader(ops.cluster)
+        keys = _change_keys(context.instance, names, memory, view, removed, report.done)
+        memory = LifecycleMemory(report.memory, keys.alive, removed)
+        encoded = encode_memory(memory)
+        record = store_memory(ops.cluster, _NAME, encoded, record, epoch=view.epoch)
+    return _TickResult(view, report, keys, record)
+
+
 def lifecycle_sensor(
     context: dg.SensorEvaluationContext, names: DagsterNames, handles: Handles
 ) -> dg.SensorResult | dg.SkipReason:
@@ -195,46 +247,27 @@ def lifecycle_sensor(
     It also evaluates the check of the instance's settings when its result changes.
     """
     cursor = read_cursor(context.cursor)
-    record: str | None = cursor.get("memory")
     try:
-        with connect(handles, _log) as ops:
-            memory = decode_memory(LifecycleMemory, load_memory(ops.cluster, _NAME, record))
-            view = ops.cluster.load_view()
-            report = finish_due(
-                ops, memory.due, boot_id=boot_id(), boot_now=boot_clock(), view=view
-            )
-            if report.done:
-                view = ops.cluster.load_view()
-            removed = removed_by_leader(ops.cluster)
-            keys = _change_keys(context.instance, names, memory, view, removed, report.done)
-            memory = LifecycleMemory(report.memory, keys.alive, removed)
-            record = store_memory(
-                ops.cluster, _NAME, encode_memory(memory), record, epoch=view.epoch
-            )
+        result = _act(context, names, handles, cursor.get("memory"))
     except (Unavailable, Fenced) as error:
         return dg.SkipReason(error.message)
-    requests: list[dg.AddDynamicPartitionsRequest] = []
-    if keys.new:
-        requests.append(dg.AddDynamicPartitionsRequest(names.partitions, keys.new))
-    actions = [action.describe() for action in report.done]
-    for line in actions:
-        context.log.info(line)
-    for topology_id, message in report.failed.items():
+    for action in result.due.done:
+        context.log.info(action.describe())
+    for topology_id, message in result.due.failed.items():
         context.log.warning(f"{topology_id}: {message}")
-    changes = list(actions)
-    changes += [f"new key {name}" for name in keys.new]
-    changes += [f"dropped key {name}" for name in keys.dropped]
-    waiting = len(report.memory.seen) - len(actions)
+    requests: list[dg.AddDynamicPartitionsRequest] = []
+    if result.keys.new:
+        requests.append(dg.AddDynamicPartitionsRequest(names.partitions, result.keys.new))
     settings = check_settings(context.instance)
+    view = result.view
     state = {
-        "memory": record,
+        "memory": result.memory_record,
         "alive": name_marks(topology.base.name for topology in view.topologies.values()),
         "cluster": view.cluster_id,
         "settings": digest(settings.description),
     }
-    removals = [action for action in report.done if action.action == "remove"]
     events: list[dg.AssetObservation | dg.AssetCheckEvaluation] = [
-        _removal(names, action) for action in removals
+        _removal(names, action) for action in result.due.done if action.action == "remove"
     ]
     if cursor.get("settings") != state["settings"]:
         key = handles.zookeeper.asset_key(SUPERVISORS)
@@ -242,8 +275,6 @@ def lifecycle_sensor(
     return dg.SensorResult(
         asset_events=events,
         dynamic_partitions_requests=requests,
-        skip_reason=dg.SkipReason(
-            ", ".join(changes) or f"nothing is due, {waiting} topologies wait for their delay"
-        ),
+        skip_reason=result.skip_reason(),
         cursor=json.dumps(state),
     )
