@@ -38,6 +38,7 @@ from storm_dagster.security.spark_remote import derived_spark_token
 
 if TYPE_CHECKING:
     from storm_dagster.core.invariants.snapshot import Violation
+    from storm_dagster.operations.read.inspection import InspectionResult
 
 _SPARK_SECS = 20.0
 """Time in which Spark must return its version."""
@@ -316,19 +317,28 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
     Processes are inspected if HOME belongs to this machine's cluster. :class:`Unavailable` without
     a cluster.
     """
-    from storm_dagster.client.blobs import NimbusBlobClient
-    from storm_dagster.core.invariants.rules import RULES
-    from storm_dagster.operations.context import OperationsContext
-    from storm_dagster.operations.read.inspection import inspect_cluster
-    from storm_dagster.zk.storm_cluster_state import StormClusterState
-
     local = ClusterFile.read(invocation.home) is not None and invocation.conf_dir is None
     if names_no_cluster(invocation):
         raise Unavailable(
             f"no cluster runs in {invocation.home}: start one with `storm-dagster dev`, or name "
-            "another with "
-            "--home or --conf-dir"
+            "another with --home or --conf-dir"
         )
+    inspection = _inspect(invocation, invocation.home if local else None, stable_secs)
+    if invocation.json:
+        print_json(_inspection_document(inspection, local))
+    else:
+        rows = _inspection_rows(inspection)
+        print_table("", ["invariant", "state", "found", "how to fix"], rows)
+    return 0 if inspection.sound else Corrupt.exit_code
+
+
+def _inspect(invocation: Invocation, home: Path | None, stable_secs: float) -> "InspectionResult":
+    """Inspect the cluster of the conf, and the processes of ``home`` if it is given."""
+    from storm_dagster.client.blobs import NimbusBlobClient
+    from storm_dagster.operations.context import OperationsContext
+    from storm_dagster.operations.read.inspection import inspect_cluster
+    from storm_dagster.zk.storm_cluster_state import StormClusterState
+
     with (
         StormClusterState.open(invocation.conf.values) as cluster,
         NimbusBlobClient(cluster.leader_http, security=Security.of(invocation.conf)) as blobs,
@@ -339,38 +349,44 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
             cluster=cluster, blobs=blobs, conf=invocation.conf, log=log, planner=_no_planner
         )
         steps.begin("invariants")
-        inspection = inspect_cluster(
-            ctx, home=invocation.home if local else None, stable_secs=stable_secs
-        )
+        inspection = inspect_cluster(ctx, home=home, stable_secs=stable_secs)
         steps.done("invariants")
-    if invocation.json:
-        print_json(
-            {
-                "ok": inspection.sound,
-                "violations": [violation.to_document() for violation in inspection.violations],
-                "warnings": [violation.to_document() for violation in inspection.warnings],
-                "waiting_for_the_cleaner": list(inspection.garbage),
-                "rules": {rule.name: rule.invariant for rule in RULES},
-                "topologies": len(inspection.view.topologies),
-                "processes": "this machine" if local else "not looked at",
-                "looks": inspection.snapshots,
-                "seconds": inspection.seconds,
-            }
+    return inspection
+
+
+def _inspection_document(inspection: "InspectionResult", local: bool) -> dict[str, Any]:
+    """The inspection as ``--json`` prints it; ``local``: processes were inspected."""
+    from storm_dagster.core.invariants.rules import RULES
+
+    return {
+        "ok": inspection.sound,
+        "violations": [violation.to_document() for violation in inspection.violations],
+        "warnings": [violation.to_document() for violation in inspection.warnings],
+        "waiting_for_the_cleaner": list(inspection.garbage),
+        "rules": {rule.name: rule.invariant for rule in RULES},
+        "topologies": len(inspection.view.topologies),
+        "processes": "this machine" if local else "not looked at",
+        "looks": inspection.snapshots,
+        "seconds": inspection.seconds,
+    }
+
+
+def _inspection_rows(inspection: "InspectionResult") -> list[tuple[str, str, str, str]]:
+    """The inspection as rows of a table."""
+    from storm_dagster.core.invariants.rules import RULES
+
+    rows = [_invariant_row("broken", violation) for violation in inspection.violations]
+    rows += [_invariant_row("warning", violation) for violation in inspection.warnings]
+    if not inspection.violations:
+        text = (
+            f"{len(RULES)} rules hold for {len(inspection.view.topologies)} topologies,"
+            f" {inspection.snapshots} looks"
         )
-    else:
-        rows = [_invariant_row("broken", violation) for violation in inspection.violations]
-        rows += [_invariant_row("warning", violation) for violation in inspection.warnings]
-        if not inspection.violations:
-            text = (
-                f"{len(RULES)} rules hold for {len(inspection.view.topologies)} topologies,"
-                f" {inspection.snapshots} looks"
-            )
-            rows.append(("I1-I8", "ok", text, ""))
-        if inspection.garbage:
-            text = f"{len(inspection.garbage)} leftovers wait for the cleaner"
-            rows.append(("I3", "ok", text, ""))
-        print_table("", ["invariant", "state", "found", "how to fix"], rows)
-    return 0 if inspection.sound else Corrupt.exit_code
+        rows.append(("I1-I8", "ok", text, ""))
+    if inspection.garbage:
+        text = f"{len(inspection.garbage)} leftovers wait for the cleaner"
+        rows.append(("I3", "ok", text, ""))
+    return rows
 
 
 def _invariant_row(state: str, violation: "Violation") -> tuple[str, str, str, str]:
