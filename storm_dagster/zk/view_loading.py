@@ -238,26 +238,8 @@ def load_view(
     supervisor_ids = supervisor_names or []
     topology_ids = topology_names or []
     loading = _Loading(state, decode)
-    topology_nodes = _read_topologies(state, topology_ids, watch, announce)
-    parts = {
-        topology_id: loading.parts(topology_id, topology_nodes[topology_id])
-        for topology_id in topology_ids
-    }
-    # After the assignments, so that a worker of the assignment that just started is not missed.
-    workers = _read_workers(state, parts, watch)
+    topologies = _load_topologies(loading, topology_ids, watch, announce)
     supervisors = _read_supervisors(loading, supervisor_ids)
-    topologies: dict[str, TopologyView] = {}
-    for topology_id in topology_ids:
-        topology = loading.topology(
-            topology_id, topology_nodes[topology_id], parts[topology_id], workers[topology_id]
-        )
-        if topology is not None:
-            topologies[topology_id] = topology
-    epoch = -1
-    if epoch_node is not None:
-        epoch_record, epoch_at = epoch_node
-        if epoch_record:
-            epoch = epoch_at.version
     assignments_version = -1
     assignment_changes = b""
     if assignments_node is not None:
@@ -267,7 +249,7 @@ def load_view(
     pause = loading.decode(HealingPause, pause_node, paths.HEALING_PAUSE)
     return ClusterView(
         cluster_id=cluster_id,
-        epoch=epoch,
+        epoch=_epoch_of(epoch_node),
         assignments_version=assignments_version,
         assignment_changes=assignment_changes,
         supervisors=supervisors,
@@ -277,6 +259,33 @@ def load_view(
         corrupt=loading.corrupt,
         held_slots=frozenset(loading.held_slots),
     )
+
+
+def _epoch_of(node: _Node) -> int:
+    """Leadership epoch of its node; -1 before any leader."""
+    if node is None:
+        return -1
+    record, version = node
+    return version.version if record else -1
+
+
+def _load_topologies(
+    loading: _Loading, ids: list[str], watch: bool, announce: Callable[[str], None]
+) -> dict[str, TopologyView]:
+    """Read the topologies with their workers, by id; removed and damaged ones are left out."""
+    state = loading.state
+    nodes = _read_topologies(state, ids, watch, announce)
+    parts = {topology_id: loading.parts(topology_id, nodes[topology_id]) for topology_id in ids}
+    # After the assignments, so that a worker of the assignment that just started is not missed.
+    workers = _read_workers(state, parts, watch)
+    topologies: dict[str, TopologyView] = {}
+    for topology_id in ids:
+        topology = loading.topology(
+            topology_id, nodes[topology_id], parts[topology_id], workers[topology_id]
+        )
+        if topology is not None:
+            topologies[topology_id] = topology
+    return topologies
 
 
 def _check_root(state: ClusterState, cluster_id: str) -> None:
