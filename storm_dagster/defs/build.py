@@ -106,7 +106,6 @@ def build_storm_defs(
     cluster up, so that definitions load while it is down.
     """
     names = DagsterNames(cluster, resource_prefix)
-    schedule_status = dg.DefaultScheduleStatus(default_status.value)
     assets = [
         *build_submission_assets(names),
         *_build_cluster_assets(names),
@@ -114,18 +113,6 @@ def build_storm_defs(
     storm_assets = _storm_assets(assets)
     translation = translate(translator or StormTranslator(), storm_assets)
     translated_keys = _translated_keys(names, storm_assets, translation)
-
-    def asset_job(name: str, *keys: dg.AssetKey) -> Any:
-        """The job that materializes these assets, given by their keys without a cluster."""
-        # Without checks, which would be additional steps; a submission has exactly six.
-        assets = dg.AssetSelection.assets(*(translated_keys[key] for key in keys))
-        return dg.define_asset_job(
-            names.name(name),
-            assets.without_checks(),
-            executor_def=dg.in_process_executor,
-            description=catalog()["jobs"][name],
-            tags=queue_tags(name),
-        )
 
     # Resources report under the translated keys.
     asset_keys = {
@@ -145,35 +132,71 @@ def build_storm_defs(
     definitions = dg.Definitions(
         assets=[_translated(asset, translation) for asset in assets],
         asset_checks=[translation.of_definition(check) for check in build_checks(names)],
-        jobs=[
-            asset_job(SUBMIT_JOB, *keys.STAGES),
-            asset_job(REBALANCE_JOB, keys.ASSIGNMENT, keys.PUBLISHED_ASSIGNMENT),
-            *build_lifecycle_jobs(names),
-            build_reassign_job(names),
-            op_job(names, "clean_inbox", history.clean_inbox),
-            op_job(names, "prune_history", history.prune_history),
-        ],
-        sensors=[
-            build_heartbeat_sensor(
-                names,
-                tick_secs=tick_secs,
-                interval_secs=sensor_interval_secs,
-                default_status=default_status,
-            ),
-            sensor(names, lifecycle_sensor, default_status, sensor_interval_secs),
-            sensor(names, supervisor_sensor, default_status, sensor_interval_secs),
-            sensor(names, leader_sensor, default_status, sensor_interval_secs),
-        ],
-        schedules=[
-            build_rebalance_schedule(
-                names, in_cluster_location=True, default_status=schedule_status
-            ),
-            schedule(names, history.inbox_cleanup_schedule, schedule_status),
-            schedule(names, history.prune_history_schedule, schedule_status),
-        ],
+        jobs=_build_jobs(names, translated_keys),
+        sensors=_build_sensors(names, tick_secs, sensor_interval_secs, default_status),
+        schedules=_build_schedules(names, dg.DefaultScheduleStatus(default_status.value)),
         resources=_replace_resources(names, default_resources, resources or {}),
     )
     return history.remember_own(cluster, definitions)
+
+
+def _build_jobs(
+    names: DagsterNames, translated_keys: Mapping[dg.AssetKey, dg.AssetKey]
+) -> list[Any]:
+    """The jobs of the cluster."""
+    assignment_keys = (keys.ASSIGNMENT, keys.PUBLISHED_ASSIGNMENT)
+    return [
+        _asset_job(names, SUBMIT_JOB, [translated_keys[key] for key in keys.STAGES]),
+        _asset_job(names, REBALANCE_JOB, [translated_keys[key] for key in assignment_keys]),
+        *build_lifecycle_jobs(names),
+        build_reassign_job(names),
+        op_job(names, "clean_inbox", history.clean_inbox),
+        op_job(names, "prune_history", history.prune_history),
+    ]
+
+
+def _asset_job(names: DagsterNames, name: str, asset_keys: Iterable[dg.AssetKey]) -> Any:
+    """The job that materializes these assets."""
+    # Without checks, which would be additional steps; a submission has exactly six.
+    selection = dg.AssetSelection.assets(*asset_keys).without_checks()
+    return dg.define_asset_job(
+        names.name(name),
+        selection,
+        executor_def=dg.in_process_executor,
+        description=catalog()["jobs"][name],
+        tags=queue_tags(name),
+    )
+
+
+def _build_sensors(
+    names: DagsterNames,
+    tick_secs: float,
+    interval_secs: int,
+    default_status: dg.DefaultSensorStatus,
+) -> list[dg.SensorDefinition]:
+    """The sensors of the cluster."""
+    heartbeat_sensor = build_heartbeat_sensor(
+        names,
+        tick_secs=tick_secs,
+        interval_secs=interval_secs,
+        default_status=default_status,
+    )
+    others = (lifecycle_sensor, supervisor_sensor, leader_sensor)
+    return [
+        heartbeat_sensor,
+        *(sensor(names, evaluate, default_status, interval_secs) for evaluate in others),
+    ]
+
+
+def _build_schedules(
+    names: DagsterNames, status: dg.DefaultScheduleStatus
+) -> list[dg.ScheduleDefinition]:
+    """The schedules of the cluster."""
+    return [
+        build_rebalance_schedule(names, in_cluster_location=True, default_status=status),
+        schedule(names, history.inbox_cleanup_schedule, status),
+        schedule(names, history.prune_history_schedule, status),
+    ]
 
 
 def _storm_assets(assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> list[StormAsset]:
