@@ -61,7 +61,7 @@ def store_new_code(
     token: str,
     allow_degraded: bool,
 ) -> GrayUpgrade:
-    """Store and replicate the code beside the former; return the record of its upgrade."""
+    """Store the code beside the former, and return the record of its upgrade."""
     # The key is in milliseconds, by default a day.
     ttl_secs = int(code.total.get("topology.upgrade.ttl") or 86_400_000) / 1000
     ttl = max(1, round(ttl_secs))

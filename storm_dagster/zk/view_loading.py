@@ -272,7 +272,10 @@ def _epoch_of(node: _Node) -> int:
 def _load_topologies(
     loading: _Loading, ids: list[str], watch: bool, announce: Callable[[str], None]
 ) -> dict[str, TopologyView]:
-    """Read the topologies with their workers, by id; removed and damaged ones are left out."""
+    """Read the topologies with their workers, by id.
+
+    Removed and damaged ones are left out.
+    """
     state = loading.state
     nodes = _read_topologies(state, ids, watch, announce)
     parts = {topology_id: loading.parts(topology_id, nodes[topology_id]) for topology_id in ids}

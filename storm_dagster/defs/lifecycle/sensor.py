@@ -222,8 +222,8 @@ def _act(
 ) -> _TickResult:
     """Execute the due transitions, drop partition keys, and store the memory.
 
-    ``record`` is the name of the record of the former tick's memory. Raises :class:`Unavailable` and
-    :class:`Fenced`.
+    ``record`` is the name of the record of the former tick's memory. Raises :class:`Unavailable`
+    and :class:`Fenced`.
     """
     with connect(handles, _log) as ops:
         memory = decode_memory(LifecycleMemory, load_memory(ops.cluster, _NAME, record))

@@ -362,7 +362,8 @@ class LifecycleRequests:
         """Yield the function that writes the record, for the launch inside.
 
         After an :class:`Unavailable` the run may exist: the record stays, and no leader launches it
-        without ``expected_version``. If the launch was refused permanently, a new record is deleted.
+        without ``expected_version``. If the launch was refused permanently, a new record is
+        deleted.
         """
         request = change.request
         is_new = read_change(ctx, request) is None

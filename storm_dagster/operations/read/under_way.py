@@ -64,8 +64,8 @@ def operations_under_way(
 
     Records are read from ZooKeeper, steps from the staged parts and from the topologies. So any
     process sees the same, and a later leader finds the operations that a former one accepted.
-    ``view`` spares a read of the cluster, ``token_reader`` reads of tokens. ``run_of`` returns the run
-    of a token or request whose record names none, if the caller has launched it.
+    ``view`` spares a read of the cluster, ``token_reader`` reads of tokens. ``run_of`` returns the
+    run of a token or request whose record names none, if the caller has launched it.
     """
     view = view or ctx.cluster.load_view()
     state = ctx.cluster.state

@@ -402,7 +402,7 @@ def _publish(
 def _read_unpublished_token(
     ctx: OperationsContext, token: str, record: StagingRecord
 ) -> tuple[TokenRecord, int]:
-    """Read the record of the token, whose topology this run may publish, and its version.
+    """Read the record of a token that this run may publish, and its version.
 
     :class:`NotAlive` if the token has expired or its submission was cancelled, :class:`Conflict` if
     its topology was published before and is gone, or another run has taken the submission over.
@@ -426,7 +426,7 @@ def _read_unpublished_token(
 
 
 def _create_nodes(transaction: Transaction, topology_id: str, staged: StagedTasks) -> list[str]:
-    """Append the nodes that a topology has from its publication on; return their paths."""
+    """Append the nodes of a published topology, and return their paths."""
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
     contents = {
         paths.tasks(topology_id): encode_record(staged.table),

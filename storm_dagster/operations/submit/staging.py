@@ -166,7 +166,7 @@ def read_client_token(
 
 
 read_token = read_client_token
-"""Former name of :func:`read_client_token`, until ``operations/live/deploy.py`` uses the new one."""
+"""Former name of :func:`read_client_token`, until ``operations/live`` uses the new one."""
 
 
 def refuse_cancelled(token: str, record: TokenRecord) -> None:

@@ -212,7 +212,7 @@ def _write_parts(
     conf: dict[str, Any],
     spec: TopologySpec,
 ) -> None:
-    """Stage the parts of stage 1, and note the token as the newest of the topology's name."""
+    """Stage the parts of stage 1, and note the token as the newest of the name."""
     document = conf
     # Without the keys a former release staged the conf, which names them already.
     if record.submitted_keys is not None:
@@ -303,7 +303,7 @@ def restage_conf(ctx: OperationsContext, token: str) -> bool:
 
 
 take_over = restage_conf
-"""Former name of :func:`restage_conf`, until ``operations/live/deploy.py`` uses the new one."""
+"""Former name of :func:`restage_conf`, until ``operations/live`` uses the new one."""
 
 
 def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
