@@ -279,7 +279,7 @@ def drain_hosts(
     """
 
     def move(name: str) -> str | None:
-        """Rebalance a topology, and return the reason why that failed; ``None`` without one."""
+        """Rebalance a topology; return the reason if that failed, or ``None``."""
         try:
             change_topology(nimbus, name, verb="rebalance", wait=wait, **options)
         except NotAlive:

@@ -141,7 +141,10 @@ def gray_upgrade(
 
 
 def _not_requested(name: str, token: str, *, new: bool) -> Fenced:
-    """The error of a request that met a change of the leader; ``new``: it brought code."""
+    """The error of a request that met a change of the leader.
+
+    ``new``: it brought code.
+    """
     effect = "no further worker was picked, and the upgrade continues as before"
     if new:
         effect = "no worker was upgraded, and the topology runs its former code"

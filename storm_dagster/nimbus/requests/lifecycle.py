@@ -454,7 +454,7 @@ class LifecycleRequests:
 
 
 def _audit_owner(name: str, differences: Mapping[str, Mapping[str, Any]]) -> None:
-    """Log the change of the owner of a declared topology, if its new conf has another one."""
+    """Log the owner of a declared topology, if its new conf has another one."""
     owners = differences.get(DECLARED_OWNER_KEY)
     if owners is not None:
         _audit.info("owner of topology %r: %r, before %r", name, owners["new"], owners["old"])

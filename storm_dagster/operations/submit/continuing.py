@@ -40,9 +40,9 @@ MAX_CONTINUATIONS = 2
 def continue_under_leaders(
     ctx: OperationsContext, attempt: Callable[[], T], take_over: Callable[[int], None]
 ) -> T:
-    """Run ``attempt``; if the leader changes, take its operation over and run it once more.
+    """Run ``attempt``, and once more after each change of the leader.
 
-    ``take_over`` gets the epoch of the new leader; its errors end the operation. :class:`Fenced` at
+    Before a repetition ``take_over`` takes the operation over. It gets the epoch of the new leader; its errors end the operation. :class:`Fenced` at
     the third change of the leader, and at the first one in the context of a leader, because a
     deposed leader does not act for its successor.
     """

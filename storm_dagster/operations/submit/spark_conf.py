@@ -13,7 +13,7 @@ from storm_dagster.spark.session_keys import KeysResult, string_keys
 
 
 def check_session_keys(ctx: OperationsContext, total: Conf, spec: TopologySpec) -> tuple[str, ...]:
-    """Ask the Spark Connect server of each Spark component about its keys; return warnings.
+    """Check the keys of each Spark component by its server; return warnings.
 
     Raises :class:`InvalidTopology` for a key that the server refuses. A server that does not answer
     in time is not waited for: its components report the keys when they open the session.

@@ -77,7 +77,7 @@ def read_source(ctx: OperationsContext, handle: str, former: TopologyView | None
 
 
 def _unowned_warnings(user: str, conf: dict[str, Any], spec: TopologySpec) -> list[str]:
-    """Warning if keys of the owner are removed, since the access token belongs to no user."""
+    """Warning if keys of the owner are removed: the token belongs to no user."""
     if not is_unowned_caller(user):
         return []
     removed_keys = removed_owner_keys(merge_conf({"author": spec.conf, "submission": conf}))
