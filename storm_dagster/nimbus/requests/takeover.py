@@ -32,7 +32,6 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.change_records import end_change, load_changes
-from storm_dagster.operations.live.healing import HEALING
 from storm_dagster.operations.submit.open_tokens import (
     OpenTokenReader,
     read_staging,
