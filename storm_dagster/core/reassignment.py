@@ -14,7 +14,7 @@ from storm_dagster.core.scheduling.plan import event_of
 from storm_dagster.core.scheduling.units import worker_count
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.core.transitions import STEADY
-from storm_dagster.core.usable_slots import UserBounds, usable_slots
+from storm_dagster.core.usable_slots import UserBounds, draining_slots, usable_slots
 from storm_dagster.model.placement import (
     PlacementBatch,
     SupervisorSlots,
@@ -270,11 +270,6 @@ def rebalance_batch(
         unstopped=tuple(sorted(unstopped)),
     )
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
-
-
-def draining_slots(view: ClusterView, topology: TopologyView) -> list[Slot]:
-    """Slots of the topology on supervisors that drain, by supervisor and port."""
-    return sorted(worker.slot for worker in topology.workers if view.drains(worker.node))
 
 
 def present_workers(

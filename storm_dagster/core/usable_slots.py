@@ -213,3 +213,8 @@ def _free_slots(
         slots = [Slot(supervisor.id, port) for port in sorted(supervisor.unused)]
         free += [slot for slot in slots if slot not in own]
     return tuple(free)
+
+
+def draining_slots(view: ClusterView, topology: TopologyView) -> list[Slot]:
+    """Slots of the topology on supervisors that drain, by supervisor and port."""
+    return sorted(worker.slot for worker in topology.workers if view.drains(worker.node))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from storm_dagster.core.liveness.causes import Cause, CauseKind
-from storm_dagster.core.usable_slots import UserBounds, usable_slots
+from storm_dagster.core.usable_slots import UserBounds, draining_slots, usable_slots
 from storm_dagster.model.records import HEALING
 from storm_dagster.model.view import ClusterView, TopologyView
 
@@ -200,7 +200,8 @@ def plan_key(view: ClusterView, causes: Sequence[Cause], bounds: UserBounds) -> 
         for supervisor in usable.supervisors
     )
     base = topology.base
-    # Workers whose supervisor is gone, or avoided, stay where they are only while they live.
+    # Workers whose supervisor is gone, or avoided, stay where they are only while they live; those
+    # of a host that drains stay, too, since the leader moves them.
     unstopped = tuple(
         sorted(
             slot
@@ -217,5 +218,6 @@ def plan_key(view: ClusterView, causes: Sequence[Cause], bounds: UserBounds) -> 
         tuple(sorted((cause.kind, cause.slot, cause.tasks) for cause in causes)),
         supervisors,
         unstopped,
+        tuple(draining_slots(view, topology)),
         usable.more_workers,
     )

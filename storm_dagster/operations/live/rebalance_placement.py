@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from storm_dagster.core.reassignment import (
     Runnable,
-    draining_slots,
     present_workers,
     rebalance_batch,
 )
+from storm_dagster.core.usable_slots import draining_slots
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import TaskTable

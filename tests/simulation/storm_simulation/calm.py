@@ -58,7 +58,7 @@ class Calm:
         self._serves()
         self._view()
         check_calm_drains(self)
-        self._await_healed(HEAL_SECS, "after hosts were drained")
+        self.await_healed(HEAL_SECS, "after hosts were drained")
         self._losses()
         check_pause(self)
         check_late_runs(self)

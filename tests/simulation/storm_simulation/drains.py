@@ -222,7 +222,7 @@ def check_calm_drains(calm: Calm) -> None:
     calm.faults.log.append(f"{cluster.kernel.now:.2f} drained: {names}")
     secs = DRAIN_SECS + _END_SECS
     if not cluster.until(lambda: all(each is None or each.dead for each in processes), secs):
-        calm._fail("drain", f"{names} have not ended {secs:g} s after SIGTERM")
+        calm.fail("drain", f"{names} have not ended {secs:g} s after SIGTERM")
     left = sorted(
         f"{topology_id} on {worker.node}"
         for topology_id, assignment in cluster.rules.assignments.items()
@@ -230,7 +230,7 @@ def check_calm_drains(calm: Calm) -> None:
         if worker.node in names
     )
     if left:
-        calm._fail("drain", f"not moved, although slots are free: {left[0]}")
+        calm.fail("drain", f"not moved, although slots are free: {left[0]}")
     if any(worker.host.name in names for worker in cluster.workers.values()):
-        calm._fail("drain", f"a worker runs on {names} after their end")
+        calm.fail("drain", f"a worker runs on {names} after their end")
     cluster.start_missing()
