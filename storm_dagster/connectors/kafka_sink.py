@@ -11,8 +11,11 @@ from storm_dagster.connectors.sinks import Rejected, Row, write_or_reject
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.json_text import NoJsonForm
 
-_SECS = 30.0
-"""Maximum wait for a response of the brokers, after which the batch is retried."""
+_SECS = 20.0
+"""Maximum wait for a response of the brokers, after which the batch is retried.
+
+It is shorter than a message timeout, after which the worker reports a call that does not return.
+"""
 
 _LOG_LEVEL = 2
 """Lines of librdkafka that are logged: fatal ones. ``log_level`` of the settings replaces it."""
@@ -115,7 +118,7 @@ class KafkaSink:
         """Send all rows, and wait until the brokers have them.
 
         Raises :class:`Rejected` for rows that cannot be encoded, or that a broker refuses, and
-        :class:`Unavailable` if the brokers have not taken all others after 30 s.
+        :class:`Unavailable` if the brokers have not taken all others after 20 s.
         """
         if self._is_aborted:
             # The caller reopens the sink. A SinkBolt does so only while it may write, and so does
@@ -221,7 +224,7 @@ class KafkaSink:
     def _produce(self, index: int, message: _Message, errors: dict[int, Any]) -> None:
         """Send a message; an error of its delivery is added to ``errors``, by its index.
 
-        Raises :class:`Unavailable` if the client's queue is full for 30 s.
+        Raises :class:`Unavailable` if the client's queue is full for 20 s.
         """
 
         def on_delivery(error: Any, delivered: Any) -> None:
