@@ -318,6 +318,9 @@ def _timestamp(value: Any, arrow_type: pa.DataType) -> datetime:
             value = value.astimezone(timezone.utc)
         except OverflowError:
             raise _inexact(value, arrow_type) from None
+    if getattr(value, "nanosecond", 0) and arrow_type.unit != "ns":
+        # A time of pandas.
+        raise _inexact(value, arrow_type)
     # Python's times have microseconds.
     return value if arrow_type.unit == "us" else _by_arrow(value, arrow_type)
 

@@ -194,14 +194,14 @@ def _number_text(text: str, column: Column, rounds: bool) -> str:
         number = Decimal(text.strip())
     except (InvalidOperation, ValueError):
         # The server reads other notations, or refuses the text.
-        return str(text)
+        return str.__str__(text)
     if number.is_finite():
         if column.type == "numeric":
             _check_scale(text, number, column, rounds)
         is_float = column.type in ("float4", "float8")
         if is_float and not rounds and not _keeps(number, column):
             raise _changed(text, column, "which has more digits than the column keeps")
-    return str(text)
+    return str.__str__(text)
 
 
 def _boolean(value: Any, column: Column, rounds: bool) -> Any:
@@ -258,7 +258,7 @@ def _date(value: Any, column: Column, rounds: bool) -> Any:
         match = _TIME_TEXT.fullmatch(value)
         if match and not rounds and (match[1] + (match[2] or "")).strip("0:"):
             raise _changed(value, column, "which has a time")
-        return str(value)
+        return str.__str__(value)
     if isinstance(value, datetime):
         if rounds:
             return value
@@ -297,14 +297,14 @@ def _timestamp_text(text: str, column: Column, rounds: bool) -> str:
             raise _changed(text, column, "whose offset it ignores")
         if len((fraction or "").rstrip("0")) > column.second_digits:
             raise _changed(text, column, f"of which it keeps {column.second_digits} digits")
-    return str(text)
+    return str.__str__(text)
 
 
 def _time(value: Any, column: Column, rounds: bool) -> Any:
     """Times of a day; ``time`` has no offset."""
     if isinstance(value, str):
         _check_word(value, column)
-        return str(value)
+        return str.__str__(value)
     if not isinstance(value, time):
         raise _misfit(value, column, "make it a time")
     if value.tzinfo is not None and column.type == "time" and not rounds:
@@ -315,7 +315,7 @@ def _time(value: Any, column: Column, rounds: bool) -> Any:
 
 def _interval(value: Any, column: Column, rounds: bool) -> Any:
     if isinstance(value, str):
-        return str(value)
+        return str.__str__(value)
     if not isinstance(value, timedelta):
         raise _misfit(value, column, "make it a timedelta")
     _check_fraction(value, value.microseconds, column, rounds)
@@ -324,6 +324,9 @@ def _interval(value: Any, column: Column, rounds: bool) -> Any:
 
 def _check_fraction(value: Any, microseconds: int, column: Column, rounds: bool) -> None:
     """Raise for a fraction of a second that the column would round."""
+    if getattr(value, "nanosecond", 0):
+        # A time of pandas, of which the client drops them.
+        raise _changed(value, column, "which has nanoseconds")
     if not rounds and microseconds % 10 ** (6 - column.second_digits):
         raise _changed(value, column, f"of which it keeps {column.second_digits} digits")
 

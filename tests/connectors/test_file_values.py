@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -229,6 +230,16 @@ def test_only_the_row_that_does_not_fit_is_rejected(
     assert list(reasons) == ([1] if reason else [])
     assert reason in reasons.get(1, "")
     assert len(list(tmp_path.glob(f"*.{format}"))) == 1
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_a_time_of_pandas_with_nanoseconds_is_rejected(format: Any, tmp_path: Path) -> None:
+    sink = FileSink(str(tmp_path), format)
+    sink.open({}, "")
+    exact = pd.Timestamp("2026-01-01 00:00:00.000001")
+    reasons = write(sink, [exact, exact + pd.Timedelta(1, "ns")])
+    assert list(reasons) == [1] and "would change" in reasons[1]
+    sink.close()
 
 
 def test_no_value_that_looks_like_another_one_changes_in_a_column_of_text(tmp_path: Path) -> None:

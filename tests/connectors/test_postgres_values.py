@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import pandas as pd
 import psycopg
 import pytest
 from hypothesis import given, settings
@@ -198,6 +199,7 @@ LOSSY: list[tuple[str, Any, str]] = [
     ("timestamp", "2026-01-01T12:00:00+05:00", "whose offset it ignores"),
     ("timestamptz", "2026-01-01T12:00:00.123456789Z", "of which it keeps 6 digits"),
     ("date", "2026-01-01 12:00:00", "which has a time"),
+    ("timestamp", pd.Timestamp("2026-01-01 00:00:00.000000001"), "which has nanoseconds"),
     ("date", datetime(2026, 1, 1, 12), "make it a date with .date()"),
     ("timestamptz", " Now ", "the time of the write instead of ' Now '"),
     ("date", "today", "the time of the write"),
