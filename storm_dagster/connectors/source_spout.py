@@ -35,6 +35,8 @@ _THREAD_SECS = 0.02
 _MAX_LAGS = 100
 """Maximum number of partitions of a task whose lag is shown: those with the most records."""
 
+_MAX_EXCERPT = 256 << 10
+"""Bytes or characters that the letter of an undecoded record keeps of its value."""
 _LETTER_FIELDS = ("partition", "after", "key", "headers", "value", "at_ms")
 """Fields of a record that its dead letter contains."""
 
@@ -374,7 +376,8 @@ class SourceSpout(Spout):
         if len(source_record.header_list) > len(source_record.headers):
             fields["header_list"] = source_record.header_list
         if error is not None:
-            values: list[Any] = [_Undecoded(source_record.value)]
+            fields["value"] = _excerpt(source_record.value)
+            values: list[Any] = [_Undecoded(fields["value"])]
         else:
             values = list(self.values(source_record) or ())
         # If the letter could not be stored, the record is retried.
@@ -515,6 +518,19 @@ class SourceSpout(Spout):
         if self._store is not None:
             self._store.close()
         self._source.close()
+
+
+def _excerpt(value: Any) -> Any:
+    """The beginning of a long value, which would fill the room of all letters.
+
+    The letter cannot be replayed, and has the place of the record.
+    """
+    if not isinstance(value, bytes | str) or len(value) <= _MAX_EXCERPT:
+        return value
+    end = f"... ({len(value)} in all)"
+    if isinstance(value, bytes):
+        return value[:_MAX_EXCERPT] + end.encode()
+    return value[:_MAX_EXCERPT] + end
 
 
 def _as_text(value: Any) -> Any:

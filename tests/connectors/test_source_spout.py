@@ -536,6 +536,17 @@ def test_lag_by_partition_is_in_the_statistics() -> None:
         )
 
 
+def test_the_letter_of_a_long_record_leaves_room_for_others(tmp_path: Path) -> None:
+    World.reset(a=[b'{"n": "' + b"x" * (8 << 20), b"7"])
+    with TopologyHarness(topology(OnLoop()), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: World.seen == [[7]])
+        result = harness.run()
+    (letter,) = result.dead_letters
+    value = letter["position"]["value"]
+    assert value.startswith('{"n": "xxx') and value.endswith("... (8388615 in all)")
+    assert len(value) < 300_000 and not result.errors, "the spout is not held"
+
+
 def test_an_outage_of_a_source_has_a_begin_and_an_end() -> None:
     World.reset(a=[b"1", b"2"])
     World.error = ConnectionError("the server is away")

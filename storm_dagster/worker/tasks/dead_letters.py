@@ -38,6 +38,8 @@ _MAX_IDS = 10_000
 _PAGE_BYTES = 1 << 20
 """Length of a page after which it gets no further letter."""
 
+_MAX_ID = 1000
+"""Bytes of the JSON of a tuple id in its letter; of a longer one it has the text."""
 _SOURCE = "dead letters"
 """Source of the text on what a task waits for."""
 _REPORT_MS = 60_000
@@ -57,6 +59,14 @@ class _Replay:
 
     def __init__(self, letter: dict[str, Any]) -> None:
         self.letter = letter
+
+
+def _shown_id(tup_id: Any) -> Any:
+    """A tuple id as JSON; the beginning of its text if it is long, as that of a source's record."""
+    shown = _as_json(tup_id)
+    if isinstance(shown, msgspec.Raw) and len(memoryview(shown)) > _MAX_ID:
+        return short_repr(tup_id, _MAX_ID)
+    return shown
 
 
 def _key(tup_id: Any) -> Any:
@@ -371,7 +381,7 @@ class DeadLetters:
             "number": now,
             "spout": runner.component,
             "task": runner.task_id,
-            "tup_id": _as_json(tup_id),
+            "tup_id": _shown_id(tup_id),
             "stream": stream,
             "fields": runner.part.outputs[stream].fields if stream in runner.part.outputs else (),
             "values": _as_json(values),
