@@ -219,7 +219,8 @@ def test_the_reports_of_tasks_on_a_table_are_one_materialization(road: Road) -> 
         table_report("count", 4),
         table_report("gone", 5),
     )
-    seen, made = road.tick().asset_events
+    seen, made, check = road.tick().asset_events
+    assert isinstance(check, dg.AssetCheckEvaluation), "the table is an asset of no location"
     assert isinstance(seen, dg.AssetObservation)
     assert isinstance(made, dg.AssetMaterialization)
     assert made.asset_key == words
