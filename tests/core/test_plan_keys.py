@@ -260,7 +260,7 @@ def test_values_without_effect_on_a_plan_are_not_part_of_its_key(changes: dict[s
         {"avoid": ("s3",)},
         {"avoid": ("s3",), "dead": frozenset({Slot("s2", 1), Slot("s3", 1)})},
     ],
-    ids=str,
+    ids=" and ".join,
 )
 def test_a_changed_input_of_a_plan_changes_its_key(changes: dict[str, Any]) -> None:
     assert replace(Scene(), **changes).key() != Scene().key()
