@@ -70,7 +70,7 @@ def check_cluster(invocation: Invocation) -> Iterator[HealthResult]:
     yield from _events(document.get("events", {}), time.time())
     yield from healing_results(document)
     if document.get("alarm"):
-        yield "warning", f"healing pauses: {document['alarm']}", "storm-dagster status"
+        yield "warning", f"healing is frozen: {document['alarm']}", "storm-dagster status"
     yield from _problems(document, asked_at)
     supervisors = document.get("supervisors")
     if not supervisors:

@@ -469,7 +469,7 @@ def _print_status(
         return
     click.echo(f"leader: {document['leader']}")
     if document["alarm"]:
-        click.echo(plain(f"ALARM, healing pauses: {document['alarm']}"))
+        click.echo(plain(f"ALARM, healing is frozen: {document['alarm']}"))
     for line in pause_lines(document):
         click.echo(plain(line))
     if cluster and cluster.dagster:

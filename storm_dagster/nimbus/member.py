@@ -90,7 +90,7 @@ class Nimbus:
     expiring: list[TimeCacheMap[Any, Any]] = field(default_factory=list)
     """Transfers and tokens that expire when they are left idle; advanced by the upkeep thread."""
     alarm: str | None = None
-    """Reason why this leader's own healing pauses; ``None`` while it does not."""
+    """Reason why this leader's own healing is frozen; ``None`` while it is not."""
     paused_causes: tuple[str, ...] = ()
     """Causes that wait for the end of a pause of healing, in words.
 

@@ -45,7 +45,7 @@ PATIENCE_SECS = 20.0
 PLACED_WITHIN_SECS = 30.0
 """Longest time from the last change, which is the end of a session, to the placement."""
 MASS_LOSS = 101.0
-"""No share of lost workers pauses healing."""
+"""No share of lost workers freezes healing."""
 LIMITS = LivenessLimits(window_secs=8, mass_loss_percent=MASS_LOSS)
 SENSOR = HealingSettings(LIMITS, "b", are_runs=True)
 LEADER = HealingSettings(LIMITS, "b", patience_secs=PATIENCE_SECS)

@@ -294,7 +294,7 @@ def test_mass_loss_is_an_alarm_everywhere_until_it_is_over(
         lose_host(world, f"s{number}")
     alarmed = evaluate(world, "heartbeat_sensor", healthy.cursor)
     assert not alarmed.run_requests
-    assert "healing pauses: 3 of 4 workers on 3 supervisors vanished" in alarmed.skip_message
+    assert "healing is frozen: 3 of 4 workers on 3 supervisors vanished" in alarmed.skip_message
     (event,) = alarmed.asset_events
     assert event.asset_key == keys.SUPERVISORS and str(event.description).startswith("ALARM")
     # It is said once, and its end as well.
@@ -303,7 +303,7 @@ def test_mass_loss_is_an_alarm_everywhere_until_it_is_over(
         world.supervisor(f"s{number}")
     world.run_workers("wc")
     over = evaluate(world, "heartbeat_sensor", alarmed.cursor)
-    assert [event.description for event in over.asset_events] == ["healing goes on"]
+    assert [event.description for event in over.asset_events] == ["healing continues"]
     assert not over.run_requests
 
 

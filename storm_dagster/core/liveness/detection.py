@@ -41,11 +41,11 @@ class LivenessLimits:
     task_secs: float = 30
     """Of a topology master, of a worker that ran, and of a host."""
     launch_secs: float = 120
-    """Of a worker that starts or restarts; also the longest pause after a mass loss."""
+    """Of a worker that starts or restarts; also the longest freeze after a mass loss."""
     supervisor_secs: float = 30
     """Of a registered supervisor, until it gets no new work."""
     mass_loss_percent: float = 30
-    """Share of lost workers, in percent, above which healing pauses."""
+    """Share of lost workers, in percent, above which healing is frozen."""
     window_secs: float = 0
     """Maximum time between losses of one fault.
 
@@ -76,7 +76,7 @@ class LivenessResult:
     """Reasons to reassign tasks, in topology id order; empty while frozen."""
     memory: LivenessMemory
     frozen: str | None = None
-    """Reason why healing pauses: the mass loss (``docs/decisions.md#mass-loss``)."""
+    """Reason of the freeze: the mass loss (``docs/decisions.md#mass-loss``)."""
     silent_supervisors: tuple[str, ...] = ()
     """Registered supervisors whose counter does not rise: they get no new work."""
     restarting: tuple[tuple[str, str, int], ...] = ()
@@ -171,10 +171,11 @@ def _starting_memory(
 
 
 def _mass_loss(check: "_Check", lost: Mapping[str, float]) -> tuple[float | None, str | None]:
-    """Boot clock at which a mass loss was first seen, and the reason why healing pauses.
+    """Boot clock at which a mass loss was first seen, and the reason of the freeze.
 
-    ``None`` without a mass loss. The reason is also ``None`` after the pause, but the time is kept
-    while the loss lasts: one loss pauses healing once. Adds the end of the pause to the deadlines.
+    ``None`` without a mass loss. The reason is also ``None`` after the freeze, but the time is
+    kept while the loss lasts: one loss freezes healing once. Adds the end of the freeze to the
+    deadlines.
     """
     limits = check.limits
     nodes = {Slot.parse(key).node for key in lost}
@@ -185,7 +186,7 @@ def _mass_loss(check: "_Check", lost: Mapping[str, float]) -> tuple[float | None
     frozen_since = check.memory.frozen_since
     if frozen_since is None:
         frozen_since = check.now
-    # The pause is bounded: a host that is still missing after a launch window does not come back,
+    # The freeze is bounded: a host that is still missing after a launch window does not come back,
     # and its tasks must not stay dead permanently.
     if check.now - frozen_since > limits.launch_secs:
         return frozen_since, None
@@ -243,7 +244,7 @@ def _last_signs(
 def _lost_workers(check: "_Check") -> dict[str, float]:
     """``"node:port"`` -> boot clock at which its worker last counted as lost.
 
-    Workers that were moved already count, too: a fault comes in parts, and a pause lasts until its
+    Workers that were moved already count, too: a fault comes in parts, and a freeze lasts until its
     hosts are back. Those of this check are read from ``check.causes``, so all topologies must have
     been checked.
     """
@@ -255,8 +256,8 @@ def _lost_workers(check: "_Check") -> dict[str, float]:
     lost: dict[str, float] = {}
     for key, lost_at in (check.memory.lost or {}).items():
         is_recent = check.now - lost_at <= check.limits.window_secs
-        is_paused = frozen and Slot.parse(key).node not in check.view.supervisors
-        if key not in live and (is_recent or is_paused):
+        is_kept_by_freeze = frozen and Slot.parse(key).node not in check.view.supervisors
+        if key not in live and (is_recent or is_kept_by_freeze):
             lost[key] = lost_at
     for cause in check.causes:
         if cause.kind in ("lost_host", "dead_worker"):

@@ -42,7 +42,7 @@ class HealingSettings:
     boot_id: str
     """Boot id of the healer's machine."""
     longest_gap_secs: float = float("inf")
-    """Longest pause between two steps after which limits continue to run.
+    """Longest time between two steps after which limits continue to run.
 
     During a longer one the healer did not observe, so all limits restart.
     """
@@ -57,7 +57,7 @@ class HealingState(msgspec.Struct, frozen=True):
 
     liveness: LivenessMemory = msgspec.field(default_factory=LivenessMemory)
     attempts: AttemptMemory = msgspec.field(default_factory=dict)
-    """Attempts for the causes of the last step; empty without a cause, and during a pause."""
+    """Attempts for the causes of the last step; empty while healing is frozen or paused."""
     tries: TriesMemory | UnsetType = UNSET
     """Attempts by topology, also after their causes are over; unset without one."""
     promises: Mapping[str, float] | UnsetType = UNSET
@@ -68,7 +68,7 @@ class HealingState(msgspec.Struct, frozen=True):
     polled_at: float | UnsetType = UNSET
     """Boot clock of the last step; unset without one, or if all limits restart."""
     alarm: str | None = None
-    """Reason why healing pauses since the last step."""
+    """Reason of the freeze by the mass-loss guard, since the last step; ``None`` without one."""
     pause: SeenPause | UnsetType = UNSET
     """Pause by operators that the last step saw; unset without one."""
 
@@ -86,7 +86,7 @@ class HealingStepResult(Generic[S]):
     """Result of one step."""
 
     attempts: list[Attempt]
-    """Attempts to make now; none while the guard pauses healing."""
+    """Attempts to make now; none while healing is frozen or paused."""
     memory: S
     """Memory for the next step."""
     observation: LivenessResult
@@ -130,7 +130,7 @@ def healing_step(
     paused: str | None = None
     if view.healing_pause is not None and pause is not None and not pause.is_over:
         paused = pause_text(view.healing_pause)
-    # While the guard pauses healing there are no causes: their attempts are forgotten. Likewise in
+    # While the guard freezes healing there are no causes: their attempts are forgotten. Likewise in
     # a pause by operators: afterwards each cause is as new.
     causes = () if paused else observation.causes
     busy_topologies = busy(causes) if causes else ()

@@ -142,7 +142,7 @@ def poll_summary(view: ClusterView, liveness: LivenessResult, paused: str | None
     if liveness.waiting:
         text += f"; {'; '.join(liveness.waiting[:5])}"
     if liveness.frozen:
-        text = f"healing pauses: {liveness.frozen}; {text}"
+        text = f"healing is frozen: {liveness.frozen}; {text}"
     if paused:
         waiting = waiting_text([cause.describe() for cause in liveness.causes])
         text = "; ".join(part for part in (paused, waiting, text) if part)

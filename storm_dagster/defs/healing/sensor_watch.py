@@ -168,7 +168,7 @@ class SensorWatch:
             self._rearmed.wait()
 
     def publish_alarm(self, alarm: str | None) -> None:
-        """Write the reason of a pause of healing into ``/healer``; ``status`` reads it.
+        """Write the reason of a freeze of healing into ``/healer``; ``status`` reads it.
 
         ``None`` removes it. No write if it is there already, or if another session has the node.
         """

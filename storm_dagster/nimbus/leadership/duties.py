@@ -364,8 +364,8 @@ class LeaderHealing(LeaderRounds):
     def _heal(self, ctx: OperationsContext) -> None:
         """Poll for dead tasks, and reassign those that no sensor or run heals in time.
 
-        While a sensor is armed, the poll is rarer, and a cause must last for the backstop time. A
-        pause of healing is set as the nimbus's ``alarm``.
+        While a sensor is armed, the poll is rarer, and a cause must last for the backstop time. The
+        reason of a freeze is set as the nimbus's ``alarm``.
         """
         now = boot_clock()
         absent_secs = self._sensor_absent_secs()

@@ -91,7 +91,7 @@ def pause_fields(view: ClusterView) -> dict[str, str]:
 
 
 def alarm_of(healer: bytes | None) -> str | None:
-    """Reason why healing pauses, from the node of the armed sensor."""
+    """Reason why healing is frozen, from the node of the armed sensor."""
     try:
         reason = json.loads(healer or b"{}").get("alarm")
     except (ValueError, AttributeError):
