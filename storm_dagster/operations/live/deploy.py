@@ -23,7 +23,7 @@ from storm_dagster.operations.results import ConfResult, LifecycleResult, TasksR
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
-from storm_dagster.operations.submit.continuing import over_leaders, run_stage
+from storm_dagster.operations.submit.continuing import continue_under_leaders, run_stage
 from storm_dagster.operations.submit.staging import (
     read_record,
     read_token,
@@ -96,7 +96,7 @@ def restart(ctx: OperationsContext, name: str, *, request_id: str = "") -> Lifec
         return report
 
     purpose = f"restarting {name}"
-    return over_leaders(ctx, lambda: retry_on_conflict(ctx, purpose, attempt), take_over)
+    return continue_under_leaders(ctx, lambda: retry_on_conflict(ctx, purpose, attempt), take_over)
 
 
 def _restarted_topology(view: ClusterView, name: str, planned: Sequence[PlannedOn]) -> TopologyView:

@@ -26,7 +26,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.submit.continuing import over_leaders
+from storm_dagster.operations.submit.continuing import continue_under_leaders
 from storm_dagster.operations.submit.publishing import write_reasons
 from storm_dagster.operations.transactions import (
     ReplyLost,
@@ -66,7 +66,7 @@ def reassign(
         epoch = next_epoch
 
     def reassign_one(topology_id: str, own_causes: list[Cause]) -> ReassignResult:
-        return over_leaders(
+        return continue_under_leaders(
             ctx,
             lambda: _reassign_topology(ctx, epoch, topology_id, own_causes, despite_pause),
             follow,

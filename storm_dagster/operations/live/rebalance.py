@@ -65,7 +65,7 @@ from storm_dagster.operations.live.spout_pause import (
 )
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
-from storm_dagster.operations.submit.continuing import over_leaders
+from storm_dagster.operations.submit.continuing import continue_under_leaders
 from storm_dagster.operations.submit.publishing import write_reasons
 from storm_dagster.operations.transactions import (
     ReplyLost,
@@ -227,7 +227,7 @@ def rebalance(
     if view is not None and dry_run:
         return begin(view)
     purpose = f"rebalancing {name}"
-    report = over_leaders(ctx, lambda: retry_on_conflict(ctx, purpose, begin), take_over)
+    report = continue_under_leaders(ctx, lambda: retry_on_conflict(ctx, purpose, begin), take_over)
     if report.outcome != "waiting" or (report.delay_secs and not stay):
         return report
     if drains and report.delay_secs:
@@ -235,8 +235,8 @@ def rebalance(
     else:
         wait_for_delay(ctx, report.topology_id, report.delay_secs)
     planned[:] = [PlannedOn(report.topology_id, None)]
-    moved = over_leaders(ctx, lambda: _move_tasks(ctx, report.topology_id), take_over)
-    ended = over_leaders(ctx, lambda: end_rebalance(ctx, moved.report), take_over)
+    moved = continue_under_leaders(ctx, lambda: _move_tasks(ctx, report.topology_id), take_over)
+    ended = continue_under_leaders(ctx, lambda: end_rebalance(ctx, moved.report), take_over)
     moved.write_explanation()
     return ended
 

@@ -42,9 +42,9 @@ def continue_under_leaders(
 ) -> T:
     """Run ``attempt``, and once more after each change of the leader.
 
-    Before a repetition ``take_over`` takes the operation over. It gets the epoch of the new leader; its errors end the operation. :class:`Fenced` at
-    the third change of the leader, and at the first one in the context of a leader, because a
-    deposed leader does not act for its successor.
+    Before a repetition ``take_over`` takes the operation over. It gets the epoch of the new leader;
+    its errors end the operation. :class:`Fenced` at the third change of the leader, and at the
+    first one in the context of a leader, because a deposed leader does not act for its successor.
     """
     continuations = 0
     must_take_over = False
@@ -60,10 +60,6 @@ def continue_under_leaders(
             continuations += 1
             must_take_over = True
             ctx.log.warning("another nimbus leads, this continues under it: %s", error.message)
-
-
-over_leaders = continue_under_leaders
-"""Former name of :func:`continue_under_leaders`, until ``operations/live`` uses the new one."""
 
 
 def _follow_leader(ctx: OperationsContext) -> int:
