@@ -459,7 +459,7 @@ def test_the_lifecycle_sensor_ends_a_rebalance_without_spark_in_the_code_server(
         conf=cluster_conf(world.home),
         planner=plan_placement,
     )
-    assert rebalance(ops, "wc", workers=1, wait_secs=1, stay=False).outcome == "waiting"
+    assert rebalance(ops, "wc", workers=1, wait_secs=1, waits_for_delay=False).outcome == "waiting"
     home = str(world.home)
     resources = {"spark": NoSpark(home=home)}
     defs = build_storm_defs(

@@ -54,10 +54,10 @@ def test_two_rebalances_at_once_are_one_and_a_conflict(world: World) -> None:
     for workers in (3, 4, 1):
         results = together(
             lambda n=workers: rebalance(
-                world.context(), "wc", workers=n, wait_secs=1000, stay=False
+                world.context(), "wc", workers=n, wait_secs=1000, waits_for_delay=False
             ),
             lambda n=workers: rebalance(
-                other, "wc", executors={"split": n + 3}, wait_secs=1000, stay=False
+                other, "wc", executors={"split": n + 3}, wait_secs=1000, waits_for_delay=False
             ),
         )
         kinds = sorted(type(result).__name__ for result in results)

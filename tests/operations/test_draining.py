@@ -118,7 +118,7 @@ def test_a_move_that_a_dead_leader_began_continues_at_once(world: World) -> None
 
 def test_a_rebalance_that_a_user_asked_for_is_not_hurried(world: World) -> None:
     world.submit("wc", conf=THREE_WORKERS)
-    rebalance(world.context(), "wc", workers=4, wait_secs=3600, stay=False)
+    rebalance(world.context(), "wc", workers=4, wait_secs=3600, waits_for_delay=False)
     drain(world, "s1")
     with pytest.raises(Conflict, match="REBALANCING"):
         move_off_draining(world.context(), "wc")

@@ -242,7 +242,13 @@ class Cluster(RuleBasedStateMachine):
     ) -> None:
         def run(ctx: Any) -> None:
             rebalance(
-                ctx, name, workers, {"split": split}, reassign=again, wait_secs=delay, stay=False
+                ctx,
+                name,
+                workers,
+                {"split": split},
+                reassign=again,
+                wait_secs=delay,
+                waits_for_delay=False,
             )
 
         self.begin(actor, pinned, run)

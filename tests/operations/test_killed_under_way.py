@@ -54,7 +54,7 @@ def test_a_rebalance_that_waits_for_its_delay(world: World, wait_secs: int) -> N
 
 def test_a_rebalance_whose_delay_has_passed(world: World) -> None:
     topology_id = world.submit("wc", conf={"topology.workers": 1})
-    rebalance(world.context(), "wc", workers=2, wait_secs=30, stay=False)
+    rebalance(world.context(), "wc", workers=2, wait_secs=30, waits_for_delay=False)
     lifecycle.kill(world.context(), "wc", 30)
     with pytest.raises(NotAlive, match="was killed while it was rebalanced"):
         finish_rebalance(world.context(), topology_id)

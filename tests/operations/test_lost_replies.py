@@ -57,7 +57,7 @@ def test_a_command_outlives_an_election_of_zookeeper(world: World, landed: bool,
     assert lifecycle.activate(losing(), "wc").status == "ACTIVE"
     lifecycle.restart(losing(), "wc")
     assert world.assignment("wc").restarts == 1
-    waiting = rebalance(losing(), "wc", workers=2, wait_secs=5, stay=False)
+    waiting = rebalance(losing(), "wc", workers=2, wait_secs=5, waits_for_delay=False)
     assert (waiting.outcome, waiting.status) == ("waiting", "REBALANCING")
     done = finish_rebalance(losing(), topology_id)
     assert (
@@ -71,7 +71,7 @@ def test_a_command_outlives_an_election_of_zookeeper(world: World, landed: bool,
 @pytest.mark.parametrize("away", [0, 2])
 def test_a_rebalance_that_does_not_fit_fails_despite_a_lost_reply(world: World, away: int) -> None:
     topology_id = world.submit("wc")
-    rebalance(world.context(), "wc", workers=3, wait_secs=5, stay=False)
+    rebalance(world.context(), "wc", workers=3, wait_secs=5, waits_for_delay=False)
     world.cluster.state.delete_node(paths.supervisor("s1"))
     world.supervisor("s2", ports=(6900,))
     with pytest.raises(Unavailable, match="slot"):

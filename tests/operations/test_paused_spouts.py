@@ -190,7 +190,7 @@ def test_the_end_of_a_move_leaves_a_later_rebalance_alone(world: World) -> None:
             return
         seen = finish_due(world.context(), boot_id="b", boot_now=0)
         finish_due(world.context(), seen.memory, boot_id="b", boot_now=6)
-        rebalance(world.context(), "wc", workers=4, wait_secs=3600, stay=False)
+        rebalance(world.context(), "wc", workers=4, wait_secs=3600, waits_for_delay=False)
 
     result = rebalance(world.context(checkpoint=other_process), "wc", workers=3, wait_secs=0)
     assert result.outcome == "assigned"

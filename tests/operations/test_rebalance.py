@@ -118,7 +118,7 @@ def test_wrong_requests_are_refused(world: World, options: dict[str, Any], messa
 
 def test_a_delayed_rebalance_is_finished_by_the_leader(world: World) -> None:
     world.submit("wc")
-    report = rebalance(world.context(), "wc", workers=2, wait_secs=5, stay=False)
+    report = rebalance(world.context(), "wc", workers=2, wait_secs=5, waits_for_delay=False)
     assert (report.outcome, report.status) == ("waiting", "REBALANCING")
     with pytest.raises(Conflict, match="REBALANCING and cannot be rebalanced"):
         rebalance(world.context(), "wc", workers=3)
@@ -132,7 +132,7 @@ def test_a_delayed_rebalance_is_finished_by_the_leader(world: World) -> None:
 def test_a_rebalance_goes_on_when_its_code_and_its_planner_are_back(world: World) -> None:
     """Only a planner that answers can say that it does not fit."""
     topology_id = world.submit("wc")
-    rebalance(world.context(), "wc", workers=2, wait_secs=5, stay=False)
+    rebalance(world.context(), "wc", workers=2, wait_secs=5, waits_for_delay=False)
 
     def away(batch: Any) -> Any:
         raise Unavailable("Spark does not answer")
@@ -161,7 +161,7 @@ def test_a_run_that_stays_waits_for_the_delay(world: World) -> None:
 
 def test_a_kill_during_a_rebalance_wins(world: World) -> None:
     topology_id = world.submit("wc")
-    rebalance(world.context(), "wc", workers=2, wait_secs=5, stay=False)
+    rebalance(world.context(), "wc", workers=2, wait_secs=5, waits_for_delay=False)
     lifecycle.kill(world.context(), "wc", 10)
     with pytest.raises(NotAlive, match="was killed while it was rebalanced"):
         finish_rebalance(world.context(), topology_id)
@@ -173,7 +173,7 @@ def test_a_kill_during_a_rebalance_wins(world: World) -> None:
 def test_a_rebalance_that_no_longer_fits_gives_the_status_back(world: World) -> None:
     topology_id = world.submit("wc")
     before = view_of(world)
-    rebalance(world.context(), "wc", workers=3, wait_secs=5, stay=False)
+    rebalance(world.context(), "wc", workers=3, wait_secs=5, waits_for_delay=False)
     world.cluster.state.delete_node(paths.supervisor("s1"))
     world.supervisor("s2", ports=(6900,))
     with pytest.raises(Unavailable):
@@ -187,7 +187,9 @@ def test_a_rebalance_that_no_longer_fits_gives_the_status_back(world: World) -> 
 def test_who_plans_while_another_one_finishes_has_nothing_left_to_do(world: World) -> None:
     """A run plans with Spark for a second; in it lifecycle_sensor may do the same rebalance."""
     topology_id = world.submit("wc")
-    rebalance(world.context(), "wc", workers=2, executors={"split": 3}, wait_secs=5, stay=False)
+    rebalance(
+        world.context(), "wc", workers=2, executors={"split": 3}, wait_secs=5, waits_for_delay=False
+    )
     others: list[Any] = []
 
     def planner(batch: Any) -> Any:
@@ -277,7 +279,7 @@ def test_a_refused_rebalance_names_the_topology_and_leaves_nothing_behind(
     if state == "KILLED":
         lifecycle.kill(world.context(), "wc", 60)
     if state == "REBALANCING":
-        rebalance(world.context(), "wc", workers=4, wait_secs=60, stay=False)
+        rebalance(world.context(), "wc", workers=4, wait_secs=60, waits_for_delay=False)
     before = view_of(world)
     children = world.cluster.state.find_children(paths.topology(before.id))
     with pytest.raises((Conflict, InvalidRequest, NotAlive), match=message):

@@ -134,7 +134,7 @@ def rebalance(
     wait_secs: int | None = None,
     dry_run: bool = False,
     *,
-    stay: bool = True,
+    waits_for_delay: bool = True,
     scheduled: bool = False,
     drains: bool = False,
     view: ClusterView | None = None,
@@ -146,8 +146,8 @@ def rebalance(
     touched: a request that does not fit, or has no effect, never disturbs it.
 
     The tasks move after a delay: ``wait_secs``, by default the message timeout; none if no task
-    moves. With ``stay``, or without a delay, this call sleeps for the delay and then finishes the
-    rebalance; otherwise it returns, and the leader finishes the rebalance later (``finish_due``
+    moves. This call sleeps for the delay and then finishes the rebalance. With a delay and without
+    ``waits_for_delay`` it returns, and the leader finishes the rebalance later (``finish_due``
     calls :func:`finish_rebalance`). If the leader changes, the call continues under the next one,
     and takes over the record of ``request_id``, the request for which a leader launched this run.
     It ends if the topology was changed or killed since it was planned.
@@ -228,7 +228,7 @@ def rebalance(
         return begin(view)
     purpose = f"rebalancing {name}"
     report = continue_under_leaders(ctx, lambda: retry_on_conflict(ctx, purpose, begin), take_over)
-    if report.outcome != "waiting" or (report.delay_secs and not stay):
+    if report.outcome != "waiting" or (report.delay_secs and not waits_for_delay):
         return report
     if drains and report.delay_secs:
         wait_until_idle(ctx, report.topology_id, report.delay_secs - ABANDONED_SECS)

@@ -55,14 +55,16 @@ def continuing(world: World) -> Scene:
 def due_rebalance(world: World) -> Scene:
     """A rebalance whose delay passes."""
     scene = rebalancing(world)
-    rebalance(world.context(), "wc", workers=4, executors={"split": 3}, wait_secs=5, stay=False)
+    rebalance(
+        world.context(), "wc", workers=4, executors={"split": 3}, wait_secs=5, waits_for_delay=False
+    )
     return due(scene)
 
 
 def due_rebalance_that_fits_no_more(world: World) -> Scene:
     """A rebalance during whose delay a host was lost."""
     topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
-    rebalance(world.context(), "wc", workers=7, wait_secs=5, stay=False)
+    rebalance(world.context(), "wc", workers=7, wait_secs=5, waits_for_delay=False)
     world.cluster.state.delete_node(paths.supervisor("s2"))
     return due(
         Scene(
