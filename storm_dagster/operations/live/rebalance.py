@@ -9,51 +9,33 @@ tuples to a task that has moved (``docs/decisions.md#moves-without-replay``).
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from storm_dagster.core.reassignment import (
-    Runnable,
-    assignment_of,
-    offered_supervisors,
-    same_workers,
-)
+from storm_dagster.core.reassignment import assignment_of, offered_supervisors, same_workers
 from storm_dagster.core.rebalancing import new_supervisors, unsteady_reason
-from storm_dagster.core.scheduling.obstacles import closed_hosts, slot_limits
-from storm_dagster.core.submission.conf import base_conf, message_timeout_secs, with_base_conf
-from storm_dagster.core.submission.quotas import check_quotas
-from storm_dagster.core.submission.tasks import fixed_task_components, rescale
-from storm_dagster.core.submission.validation import check_task_limit
+from storm_dagster.core.scheduling.obstacles import closed_hosts
+from storm_dagster.core.submission.conf import message_timeout_secs, with_base_conf
 from storm_dagster.core.transitions import apply_event, delay_of
-from storm_dagster.core.usable_slots import usable_slots
 from storm_dagster.model import paths
-from storm_dagster.model.errors import (
-    Conflict,
-    InvalidRequest,
-    StormDagsterError,
-    Unavailable,
-)
-from storm_dagster.model.names import TOPOLOGY_MASTER
+from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
-from storm_dagster.model.records import (
-    BaseConf,
-    StormBase,
-    TaskTable,
-    decode_record,
-    encode_record,
-)
-from storm_dagster.model.slot import Slot
+from storm_dagster.model.records import StormBase, TaskTable, decode_record, encode_record
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.change_records import PlannedOn, take_over_change
 from storm_dagster.operations.live.rebalance_end import END_REBALANCE, end_rebalance
-from storm_dagster.operations.live.rebalance_placement import place_request
+from storm_dagster.operations.live.rebalance_plan import (
+    RebalancePlan,
+    moves_input,
+    plan_request,
+    report_of_plan,
+    unchanged_result,
+)
 from storm_dagster.operations.live.rebalance_request import (
     PendingRebalance,
     check_rebalance,
     describe_rebalance,
     pending_path,
-    rebalance_warnings,
 )
 from storm_dagster.operations.live.spout_pause import (
     ABANDONED_SECS,
@@ -84,32 +66,6 @@ FINISH_REBALANCE = shared_steps(
 )
 ABANDON_REBALANCE = shared_steps("abandon_rebalance", "abandon_rebalance")
 REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A rebalance that fits, and its effect."""
-
-    request: PendingRebalance
-    table: TaskTable
-    """The topology's tasks afterwards."""
-    result: PlacementResult
-    changed: bool
-    """True if the request has an effect, on tasks or only on the base."""
-    disturbs: bool
-    """True if tasks are moved, added or removed.
-
-    Otherwise at most the base changes, and no spout has to pause.
-    """
-    bound: bool
-    """True if the moves depend on more than sizes.
-
-    These are a user-defined assignment, isolation, and rules that keep tasks apart or together.
-    """
-    base_conf: BaseConf
-    """Fields of the base that follow from the conf."""
-    limits: str
-    """As :attr:`RebalanceResult.limits`."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +148,7 @@ def rebalance(
                 current_view, topology, now_secs=ctx.now_secs(), quiet_secs=quiet_secs
             )
             if reason:
-                return replace(_unchanged(topology), reason=reason)
+                return replace(unchanged_result(topology), reason=reason)
             avoid = new_supervisors(current_view, quiet_secs)
         require_offered_host(current_view, topology)
         runnable = load_runnable(ctx, topology)
@@ -203,14 +159,14 @@ def rebalance(
         waiting_base = apply_event(topology.base, "rebalance", delay_secs=delay)
         request = check_rebalance(topology, runnable, workers, dict(executors or {}), reassign)
         request = request.model_copy(update={"avoid": tuple(sorted(avoid)), "drains": drains})
-        plan = _plan(ctx, current_view, topology, runnable, request)
+        plan = plan_request(ctx, current_view, topology, runnable, request)
         if not plan.disturbs:
             # No spout has to pause before a change of the base alone.
             delay = 0
             waiting_base = apply_event(topology.base, "rebalance", delay_secs=0)
         if dry_run or not plan.changed:
             outcome = "planned" if plan.changed else "unchanged"
-            return _report(topology, topology.base, plan, outcome, delay=delay)
+            return report_of_plan(topology, topology.base, plan, outcome, delay=delay)
         transaction = ctx.cluster.fenced(epoch)
         transaction.set(
             paths.topology(topology.id), encode_record(waiting_base), topology.base_at.version
@@ -219,7 +175,7 @@ def rebalance(
         # A healing since the plan makes it void: then no spout pauses before it is planned again.
         check_assignments(transaction, current_view)
         announce(ctx, transaction, topology.id, VERBS["rebalance"].action)
-        report = _report(topology, waiting_base, plan, "waiting", delay=delay)
+        report = report_of_plan(topology, waiting_base, plan, "waiting", delay=delay)
         attempted[:] = [(encode_record(request), report)]
         commit(ctx, transaction, "rebalance")
         return report
@@ -252,102 +208,6 @@ def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
     raise Unavailable(
         f"topology {topology.base.name!r} is not changed, because no host may take its tasks: "
         f"{reason}"
-    )
-
-
-def _plan(
-    ctx: OperationsContext,
-    view: ClusterView,
-    topology: TopologyView,
-    runnable: Runnable,
-    request: PendingRebalance,
-) -> _Plan:
-    """Plan the request with the planner of the context.
-
-    :class:`Unavailable` without an assignment; the planner's error if the request does not fit.
-    """
-    if topology.tasks is None or topology.assignment is None:
-        raise Unavailable(
-            f"topology {topology.base.name!r} has no assignment yet: wait until it is healed"
-        )
-    current_executors = topology.base.executors
-    changed_executors = {
-        component: count
-        for component, count in request.executors.items()
-        if count != current_executors.get(component)
-    }
-    tasks = _requested_tasks(topology.tasks, request.executors)
-    if tasks > _requested_tasks(topology.tasks, {}):
-        check_task_limit(ctx.values(), topology.base.name, tasks)
-    table = rescale(topology.tasks, changed_executors, fixed_task_components(runnable.spec))
-    batch, result = place_request(ctx, view, topology, runnable, table, request)
-    placement = result.placement(topology.base.name)
-    check_quotas(ctx.values(), view, topology.base.owner, placement.workers, [topology.id])
-    disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
-    copied = base_conf(runnable.conf)
-    changed = (
-        disturbs
-        or request.workers != topology.base.workers
-        or request.executors != topology.base.executors
-        # After a gray upgrade that a leader of a former release completed.
-        or with_base_conf(topology.base, copied) is not topology.base
-    )
-    (to_place,) = batch.topologies
-    bound = bool(
-        to_place.user_workers or to_place.differ_node or to_place.isolation or to_place.executors
-    )
-    limits = _limits(view, topology, runnable, request)
-    return _Plan(request, table, result, changed, disturbs, bound, copied, limits)
-
-
-def _limits(
-    view: ClusterView, topology: TopologyView, runnable: Runnable, request: PendingRebalance
-) -> str:
-    """Limits of the slots that the topology may use, in words; empty without one."""
-    reserve = int(runnable.conf.get("jstorm.reserve.workers") or 0)
-    usable = usable_slots(view, placing=[topology.id], avoid=request.avoid, reserve=reserve)
-    executors = sum(
-        count for component, count in request.executors.items() if component != TOPOLOGY_MASTER
-    )
-    lacks_workers = len(topology.workers) < min(request.workers, executors)
-    return slot_limits(view, topology, usable, lacks_workers=lacks_workers)
-
-
-def _requested_tasks(table: TaskTable, executors: Mapping[str, int]) -> int:
-    """Tasks of the components whose number of executors grows, and those of the others now."""
-    total = 0
-    for component, part in table.components.items():
-        if component != TOPOLOGY_MASTER:
-            total += max(len(part.ids), executors.get(component) or 0)
-    return total
-
-
-def _report(
-    topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, *, delay: int = 0
-) -> RebalanceResult:
-    """The result of a plan; ``topology`` is before it, ``base`` that of the result.
-
-    The assignment is still that of ``topology``.
-    """
-    before = topology.tasks.component_of() if topology.tasks else {}
-    after = plan.table.component_of()
-    placement = plan.result.placement(base.name)
-    return replace(
-        _unchanged(topology),
-        status=base.status,
-        outcome=outcome,
-        workers=plan.request.workers,
-        executors=plan.request.executors,
-        moved=placement.moved,
-        delay_secs=delay,
-        planner=plan.result.planner,
-        placement=placement,
-        tasks_added=tuple(sorted(after.keys() - before.keys())),
-        tasks_removed=tuple(sorted(before.keys() - after.keys())),
-        components={**before, **after},
-        assign_secs=plan.result.assign_secs,
-        warnings=rebalance_warnings(topology, plan.request),
-        limits=plan.limits,
     )
 
 
@@ -389,7 +249,7 @@ def _move_tasks(ctx: OperationsContext, topology_id: str) -> _Moved:
                     return report  # The reply of our own commit was lost.
             for error in () if is_pending else abandoned:
                 raise error  # The reply of our own commit was lost.
-            return _unchanged(topology)  # Another process finished it.
+            return unchanged_result(topology)  # Another process finished it.
         raw, at = node
         request = decode_record(PendingRebalance, raw, path)
         after = apply_event(topology.base, "finish_rebalance")
@@ -405,7 +265,7 @@ def _move_tasks(ctx: OperationsContext, topology_id: str) -> _Moved:
 
         planning = replace(ctx, planner=planner)
         try:
-            plan = _plan(planning, view, topology, load_runnable(ctx, topology), request)
+            plan = plan_request(planning, view, topology, load_runnable(ctx, topology), request)
         except (Unavailable, InvalidRequest, Conflict) as error:
             if isinstance(error, Unavailable) and not has_planned:
                 # The code or the planner is unreachable: it was not decided that the rebalance does
@@ -440,47 +300,13 @@ def _move_tasks(ctx: OperationsContext, topology_id: str) -> _Moved:
     return _Moved(result)
 
 
-def _unchanged(topology: TopologyView) -> RebalanceResult:
-    """The result of a rebalance without an effect, with the current numbers."""
-    base = topology.base
-    return RebalanceResult(
-        topology_id=topology.id,
-        name=base.name,
-        status=base.status,
-        outcome="unchanged",
-        workers=base.workers,
-        executors=base.executors,
-        assignment=topology.assignment,
-        version=topology.assignment_at.version if topology.assignment_at else None,
-    )
-
-
-def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
-    """Input of the asset check ``fewest_moves``, for the blob with the reasons.
-
-    ``before`` are the tasks of each former slot, ``slack`` the moves that are allowed beyond the
-    fewest: one, because a topology master that is alone may move as well. Empty if every task was
-    reassigned, if more than sizes decides the moves, or if a former slot is not offered, so that
-    its tasks must move.
-    """
-    if plan.request.reassign or topology.assignment is None or plan.bound:
-        return {}
-    offered: set[str] = set()
-    for supervisor in offered_supervisors(view, placing=[topology.id]):
-        offered.update(Slot(supervisor.id, port).key for port in supervisor.info.ports)
-    before = {worker.slot.key: worker.tasks for worker in topology.assignment.workers}
-    if not before.keys() <= offered:
-        return {}
-    return {"moves": {"before": before, "slack": 1}}
-
-
 def _apply(
     ctx: OperationsContext,
     transaction: Transaction,
     view: ClusterView,
     topology: TopologyView,
     after: StormBase,
-    plan: _Plan,
+    plan: RebalancePlan,
     attempted: list[_Attempt],
 ) -> RebalanceResult:
     """Commit ``transaction``, which writes the base ``after``, with the plan's changes.
@@ -488,7 +314,7 @@ def _apply(
     ``attempted`` is replaced by the attempt before the commit, because its reply may be lost.
     :class:`Conflict`, a lost race, if the tasks have changed since the view was read.
     """
-    report = _report(topology, after, plan, "assigned" if plan.changed else "unchanged")
+    report = report_of_plan(topology, after, plan, "assigned" if plan.changed else "unchanged")
     placement = plan.result.placement(after.name)
     if plan.table != topology.tasks or not same_workers(topology.assignment, placement):
         # The view has no version of the tasks, so that they are read again.
@@ -520,7 +346,7 @@ def _apply(
         report = replace(report, assignment=assignment, version=version)
     else:
         check_assignments(transaction, view)
-    moves = _moves(view, topology, plan)
+    moves = moves_input(view, topology, plan)
     changed = report.assignment is not topology.assignment
     write_explanation = functools.partial(
         write_reasons, ctx, topology.id, plan.result, after.name, moves
