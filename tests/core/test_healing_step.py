@@ -368,7 +368,10 @@ def test_a_record_of_the_sensor_keeps_its_attempts_and_no_counters() -> None:
         healer.at(now, cluster("s2", "s3"))
     assert b'"supervisors":{}' in healer.state.to_record()  # type: ignore[attr-defined]
     stored = decode_memory(HealingMemory, healer.state.to_record())  # type: ignore[attr-defined]
-    assert (stored.attempts, stored.tries) == (healer.state.attempts, healer.state.tries)
+    assert (stored.attempts, stored.topology_attempts) == (
+        healer.state.attempts,
+        healer.state.topology_attempts,
+    )
     healer.state = msgspec.structs.replace(stored, polled_at=16.0)
     assert healer.keys(17, cluster("s2", "s3")) == []
 

@@ -16,7 +16,7 @@ from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.retries import (
     DAY_SECS,
     MAX_FRUITLESS,
-    Tries,
+    TopologyAttempts,
     fruitless_attempts,
     needs_plan,
     plan_key,
@@ -288,31 +288,31 @@ NOW = 2 * DAY_SECS
 
 
 @pytest.mark.parametrize(
-    ("tries", "expected"),
+    ("former", "expected"),
     [
         (None, ()),
         # The assignment is still that of the attempt.
-        (Tries(GENERATION, NOW - 5), (NOW - 5,)),
-        (Tries(GENERATION - 1, NOW - 5), ()),
-        (Tries(GENERATION - 1, NOW - 5, (NOW - 70,)), (NOW - 70,)),
-        (Tries(GENERATION, NOW - 5, (NOW - 70,)), (NOW - 70, NOW - 5)),
+        (TopologyAttempts(GENERATION, NOW - 5), (NOW - 5,)),
+        (TopologyAttempts(GENERATION - 1, NOW - 5), ()),
+        (TopologyAttempts(GENERATION - 1, NOW - 5, (NOW - 70,)), (NOW - 70,)),
+        (TopologyAttempts(GENERATION, NOW - 5, (NOW - 70,)), (NOW - 70, NOW - 5)),
         # The attempt is counted once.
-        (Tries(GENERATION, NOW - 5, (NOW - 70, NOW - 5)), (NOW - 70, NOW - 5)),
+        (TopologyAttempts(GENERATION, NOW - 5, (NOW - 70, NOW - 5)), (NOW - 70, NOW - 5)),
         # A day has passed since the first one.
-        (Tries(GENERATION, NOW, (NOW - DAY_SECS, NOW - 9)), (NOW - 9, NOW)),
+        (TopologyAttempts(GENERATION, NOW, (NOW - DAY_SECS, NOW - 9)), (NOW - 9, NOW)),
         # The clock of another boot is ahead.
-        (Tries(GENERATION, NOW + 1, (NOW + 0.5, NOW - 9)), (NOW - 9,)),
+        (TopologyAttempts(GENERATION, NOW + 1, (NOW + 0.5, NOW - 9)), (NOW - 9,)),
     ],
 )
 def test_attempts_of_a_day_that_changed_nothing_are_counted_once(
-    tries: Tries | None, expected: tuple[float, ...]
+    former: TopologyAttempts | None, expected: tuple[float, ...]
 ) -> None:
-    assert fruitless_attempts(tries, GENERATION, NOW) == expected
+    assert fruitless_attempts(former, GENERATION, NOW) == expected
 
 
 def test_the_newest_attempts_that_changed_nothing_are_kept() -> None:
     earlier = tuple(NOW - 100 + number for number in range(MAX_FRUITLESS))
-    attempts = fruitless_attempts(Tries(GENERATION, NOW, earlier), GENERATION, NOW)
+    attempts = fruitless_attempts(TopologyAttempts(GENERATION, NOW, earlier), GENERATION, NOW)
     assert attempts == (*earlier[1:], NOW)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
-from storm_dagster.core.liveness.retries import DAY_SECS, Tries, may_try
+from storm_dagster.core.liveness.retries import DAY_SECS, TopologyAttempts, permit_attempt
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.reassignment import (
     Runnable,
@@ -482,29 +482,33 @@ def test_an_assignment_gets_one_attempt_without_a_plan() -> None:
         asked.append(causes)
         return False
 
-    assert may_try([CAUSE], None, now=10, outlook=never, are_runs=True).is_granted
+    assert permit_attempt([CAUSE], None, now=10, outlook=never, are_runs=True).is_granted
     assert asked == []
-    tries = Tries(3, 10.0)
-    assert not may_try([CAUSE], tries, now=500, outlook=never, are_runs=True).is_granted
+    former = TopologyAttempts(3, 10.0)
+    assert not permit_attempt([CAUSE], former, now=500, outlook=never, are_runs=True).is_granted
     newer = replace(CAUSE, generation=4)
-    assert may_try([newer], tries, now=500, outlook=never, are_runs=True).is_granted
+    assert permit_attempt([newer], former, now=500, outlook=never, are_runs=True).is_granted
     # Free slots alone are no reason: the view does not know the reserve.
     spread = replace(newer, kind="too_few_workers", node="", port=0)
-    assert not may_try([spread], None, now=500, outlook=never, are_runs=True).is_granted
+    assert not permit_attempt([spread], None, now=500, outlook=never, are_runs=True).is_granted
 
 
 def test_a_topology_that_cannot_be_planned_is_tried_within_the_bounds() -> None:
     def unknown(causes: Sequence[Cause]) -> None:
         return None
 
-    tries = Tries(3, 10.0)
-    assert not may_try([CAUSE], tries, now=50, outlook=unknown, are_runs=True).is_granted
-    assert may_try([CAUSE], tries, now=71, outlook=unknown, are_runs=True).is_granted
+    former = TopologyAttempts(3, 10.0)
+    assert not permit_attempt([CAUSE], former, now=50, outlook=unknown, are_runs=True).is_granted
+    assert permit_attempt([CAUSE], former, now=71, outlook=unknown, are_runs=True).is_granted
     many = tuple(float(at) for at in range(9))
-    exhausted = Tries(3, 10.0, fruitless=many)
-    assert not may_try([CAUSE], exhausted, now=999, outlook=unknown, are_runs=True).is_granted
-    assert may_try([CAUSE], exhausted, now=DAY_SECS + 5, outlook=unknown, are_runs=True).is_granted
-    assert may_try([CAUSE], exhausted, now=999, outlook=unknown, are_runs=False).is_granted
+    exhausted = TopologyAttempts(3, 10.0, fruitless=many)
+    assert not permit_attempt(
+        [CAUSE], exhausted, now=999, outlook=unknown, are_runs=True
+    ).is_granted
+    assert permit_attempt(
+        [CAUSE], exhausted, now=DAY_SECS + 5, outlook=unknown, are_runs=True
+    ).is_granted
+    assert permit_attempt([CAUSE], exhausted, now=999, outlook=unknown, are_runs=False).is_granted
 
 
 def test_plans_of_a_poll_are_bounded_and_all_get_their_turn() -> None:

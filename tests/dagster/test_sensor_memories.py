@@ -13,7 +13,7 @@ from storm_dagster.core.liveness.causes import (
     StartingWorker,
     TopologyMemory,
 )
-from storm_dagster.core.liveness.retries import Tries
+from storm_dagster.core.liveness.retries import TopologyAttempts
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory
 from storm_dagster.defs.lifecycle.sensor import LifecycleMemory
@@ -53,7 +53,7 @@ def test_the_healing_record_keeps_its_form() -> None:
         used={"wc-1-1:3:dead_worker@s1-6700": 2},
         workers={"wc-1-1": {"s2:6700": "0123abcd"}},
         recovering={"wc-1-1": (3, 95.25), "x-2-1": (1, None)},
-        tries={"wc-1-1": Tries(3, 102.0, (40.0,))},
+        topology_attempts={"wc-1-1": TopologyAttempts(3, 102.0, (40.0,))},
         observed={"wc-1-1": (2, 99.0)},
     )
     assert memory.to_record() == HEALING
@@ -69,7 +69,7 @@ def test_a_record_of_an_earlier_release_is_read() -> None:
     memory = decode_memory(HealingMemory, former)
     assert memory.used == {"wc-1-1:3:dead_worker@s1-6700": 2}
     assert memory.attempts == {"wc-1-1:3:dead_worker@s1-6700": (2, 104.0)}
-    assert memory.tries is UNSET
+    assert memory.topology_attempts is UNSET
 
 
 def test_damaged_records_are_empty_memories() -> None:

@@ -38,8 +38,8 @@ reach.
 """
 
 
-class Tries(NamedTuple):
-    """Attempts for one topology."""
+class TopologyAttempts(NamedTuple):
+    """Attempts for one topology, also after their causes are over."""
 
     generation: int
     """Data version of the assignment at the last attempt.
@@ -52,7 +52,7 @@ class Tries(NamedTuple):
     """Boot clocks of earlier attempts of the last day that changed nothing."""
 
 
-TriesMemory = Mapping[str, Tries]
+TopologyAttemptMemory = Mapping[str, TopologyAttempts]
 """Topology id -> its attempts."""
 
 
@@ -65,25 +65,27 @@ class Permission:
     """True if a plan promises that the attempt changes the assignment."""
 
 
-def fruitless_attempts(tries: Tries | None, generation: int, now: float) -> tuple[float, ...]:
+def fruitless_attempts(
+    former: TopologyAttempts | None, generation: int, now: float
+) -> tuple[float, ...]:
     """Boot clocks of the attempts of the last day that changed nothing, oldest first.
 
     The last attempt is one of them if the assignment is still that of its time. Times of another
     boot's clock are left out.
     """
-    if tries is None:
+    if former is None:
         return ()
-    attempts = list(tries.fruitless)
-    is_noted = bool(attempts) and attempts[-1] == tries.at
-    if tries.generation == generation and not is_noted:
-        attempts.append(tries.at)
+    attempts = list(former.fruitless)
+    is_noted = bool(attempts) and attempts[-1] == former.at
+    if former.generation == generation and not is_noted:
+        attempts.append(former.at)
     recent = [at for at in attempts if 0 <= now - at < DAY_SECS]
     return tuple(recent[-MAX_FRUITLESS:])
 
 
-def may_try(
+def permit_attempt(
     causes: Sequence[Cause],
-    tries: Tries | None,
+    former: TopologyAttempts | None,
     *,
     now: float,
     outlook: Outlook,
@@ -96,16 +98,16 @@ def may_try(
     plan can place: its attempts are no runs.
     """
     generation = causes[0].generation
-    fruitless = fruitless_attempts(tries, generation, now)
+    fruitless = fruitless_attempts(former, generation, now)
     if are_runs and fruitless:
         is_soon = now - fruitless[-1] < FRUITLESS_PAUSE_SECS
         if is_soon or len(fruitless) >= MAX_FRUITLESS:
             return Permission(False)
-    is_reminder = tries is not None and not 0 <= now - tries.at < REMINDER_SECS
+    is_reminder = former is not None and not 0 <= now - former.at < REMINDER_SECS
     is_free_slot_cause = any(cause.kind in _FREE_SLOT_KINDS for cause in causes)
     if is_reminder and not is_free_slot_cause:
         return Permission(True)
-    if not needs_plan(causes, tries):
+    if not needs_plan(causes, former):
         return Permission(True)
     promise = outlook(causes)
     if promise is None:
@@ -113,27 +115,32 @@ def may_try(
     return Permission(promise, planned=promise)
 
 
-def needs_plan(causes: Sequence[Cause], tries: Tries | None) -> bool:
+def needs_plan(causes: Sequence[Cause], former: TopologyAttempts | None) -> bool:
     """True if an attempt for ``causes`` of one topology must be planned first.
 
     Only the first attempt for an assignment is not, unless free slots are its cause.
     """
-    is_first = tries is None or tries.generation != causes[0].generation
+    is_first = former is None or former.generation != causes[0].generation
     return not is_first or any(cause.kind in _FREE_SLOT_KINDS for cause in causes)
 
 
 def end_attempts(
-    view: ClusterView, tries: TriesMemory, busy: Collection[str], now: float, *, are_runs: bool
-) -> dict[str, Tries]:
+    view: ClusterView,
+    topology_attempts: TopologyAttemptMemory,
+    busy: Collection[str],
+    now: float,
+    *,
+    are_runs: bool,
+) -> dict[str, TopologyAttempts]:
     """The attempts of all topologies, with the result of those that have ended.
 
     An attempt has ended if its topology is not ``busy``. One that has changed nothing is noted at
     once: a later change may come from another healer. With ``are_runs`` that includes a run before
     which the leader has healed the topology. Topologies that are gone are forgotten.
     """
-    memory: dict[str, Tries] = {}
+    memory: dict[str, TopologyAttempts] = {}
     for topology in view.topologies.values():
-        former = tries.get(topology.id)
+        former = topology_attempts.get(topology.id)
         if former is None or topology.assignment_at is None:
             continue
         memory[topology.id] = former
@@ -147,34 +154,37 @@ def end_attempts(
         if is_unchanged or is_late:
             fruitless = fruitless_attempts(former, former.generation, now)
         ended_generation = generation if is_unchanged else _ENDED
-        memory[topology.id] = Tries(ended_generation, former.at, fruitless)
+        memory[topology.id] = TopologyAttempts(ended_generation, former.at, fruitless)
     return memory
 
 
-def _healed_by_run(topology: TopologyView, tries: Tries) -> bool:
+def _healed_by_run(topology: TopologyView, former: TopologyAttempts) -> bool:
     """True if a run has healed the topology since the attempt, by the history of its assignment."""
     if topology.assignment is None or topology.assignment_at is None:
         return False
-    changes = topology.assignment_at.version - tries.generation
+    changes = topology.assignment_at.version - former.generation
     newest = topology.assignment.history[: max(0, changes)]
     return any(change.action == HEALING and change.run for change in newest)
 
 
 def note_attempts(
-    view: ClusterView, tries: TriesMemory, attempted: Collection[str], now: float
-) -> dict[str, Tries]:
+    view: ClusterView,
+    topology_attempts: TopologyAttemptMemory,
+    attempted: Collection[str],
+    now: float,
+) -> dict[str, TopologyAttempts]:
     """The attempts of all topologies for the next step.
 
-    ``tries`` are the result of :func:`end_attempts`, ``attempted`` the ids of the topologies of
-    which an attempt is made now.
+    ``topology_attempts`` are the result of :func:`end_attempts`, ``attempted`` the ids of the
+    topologies of which an attempt is made now.
     """
-    memory = dict(tries)
+    memory = dict(topology_attempts)
     for topology_id in attempted:
         assignment_at = view.topologies[topology_id].assignment_at
         if assignment_at is not None:
             generation = assignment_at.version
-            fruitless = fruitless_attempts(tries.get(topology_id), generation, now)
-            memory[topology_id] = Tries(generation, now, fruitless)
+            fruitless = fruitless_attempts(topology_attempts.get(topology_id), generation, now)
+            memory[topology_id] = TopologyAttempts(generation, now, fruitless)
     return memory
 
 

@@ -24,11 +24,11 @@ from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult
 from storm_dagster.core.liveness.pause import SeenPause, pause_text, see_pause
 from storm_dagster.core.liveness.retries import (
     Outlook,
-    TriesMemory,
+    TopologyAttemptMemory,
     end_attempts,
-    may_try,
     needs_plan,
     note_attempts,
+    permit_attempt,
 )
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.view import ClusterView
@@ -58,7 +58,9 @@ class HealingState(msgspec.Struct, frozen=True):
     liveness: LivenessMemory = msgspec.field(default_factory=LivenessMemory)
     attempts: AttemptMemory = msgspec.field(default_factory=dict)
     """Attempts for the causes of the last step; empty while healing is frozen or paused."""
-    tries: TriesMemory | UnsetType = UNSET
+    topology_attempts: TopologyAttemptMemory | UnsetType = msgspec.field(
+        default=UNSET, name="tries"
+    )
     """Attempts by topology, also after their causes are over; unset without one."""
     promises: Mapping[str, float] | UnsetType = UNSET
     """Topology id -> boot clock since which a plan promises that an attempt changes something.
@@ -112,7 +114,7 @@ def healing_step(
     All limits restart if the healer did not observe the cluster without a gap since the last step.
     ``busy`` gets the causes, if there are any, and returns ids of topologies whose reassignment is
     under way: they get no new attempt. ``outlook`` gets the due causes of a topology whose attempt
-    must be planned first (:func:`~storm_dagster.core.liveness.retries.may_try`).
+    must be planned first (:func:`~storm_dagster.core.liveness.retries.permit_attempt`).
     """
     restart_limits = True
     if memory.polled_at is not UNSET:
@@ -134,8 +136,10 @@ def healing_step(
     # a pause by operators: afterwards each cause is as new.
     causes = () if paused else observation.causes
     busy_topologies = busy(causes) if causes else ()
-    tries = end_attempts(view, memory.tries or {}, busy_topologies, now, are_runs=settings.are_runs)
-    permissions = _Permissions(memory, tries, now, settings, outlook)
+    topology_attempts = end_attempts(
+        view, memory.topology_attempts or {}, busy_topologies, now, are_runs=settings.are_runs
+    )
+    permissions = _Permissions(memory, topology_attempts, now, settings, outlook)
     if settings.patience_secs:
         permissions.note_promises(causes)
     due, attempts = due_attempts(
@@ -150,13 +154,14 @@ def healing_step(
     wake_times += [at for at in permissions.promise_ends() if at > now]
     if observation.next_check is not None:
         wake_times.append(observation.next_check)
+    noted_attempts = note_attempts(view, topology_attempts, permissions.attempted, now)
     return HealingStepResult(
         attempts=due,
         memory=replace(
             memory,
             liveness=observation.memory,
             attempts=attempts,
-            tries=note_attempts(view, tries, permissions.attempted, now) or UNSET,
+            topology_attempts=noted_attempts or UNSET,
             promises=permissions.promises or UNSET,
             polled_at=now,
             alarm=observation.frozen,
@@ -175,12 +180,12 @@ class _Permissions:
     def __init__(
         self,
         memory: HealingState,
-        tries: TriesMemory,
+        topology_attempts: TopologyAttemptMemory,
         now: float,
         settings: HealingSettings,
         outlook: Outlook,
     ) -> None:
-        self._tries = tries
+        self._topology_attempts = topology_attempts
         """Attempts before this step, with the results of those that have ended."""
         self._former_promises: Mapping[str, float] = memory.promises or {}
         self._now = now
@@ -196,9 +201,9 @@ class _Permissions:
     def grant(self, causes: Sequence[Cause]) -> bool:
         """Decide about all due causes of one topology."""
         topology_id = causes[0].topology_id
-        permission = may_try(
+        permission = permit_attempt(
             causes,
-            self._tries.get(topology_id),
+            self._topology_attempts.get(topology_id),
             now=self._now,
             outlook=self._outlook,
             are_runs=self._settings.are_runs,
@@ -219,8 +224,8 @@ class _Permissions:
         """
         by_topology = multimap((cause.topology_id, cause) for cause in causes)
         for topology_id, own_causes in by_topology.items():
-            tries = self._tries.get(topology_id)
-            if needs_plan(own_causes, tries) and self._outlook(own_causes):
+            former = self._topology_attempts.get(topology_id)
+            if needs_plan(own_causes, former) and self._outlook(own_causes):
                 since = self._former_promises.get(topology_id, self._now)
                 # A later time is of another boot's clock.
                 self.promises[topology_id] = min(since, self._now)

@@ -59,7 +59,10 @@ class HealingMemory(HealingState, frozen=True):
     recovering: RecoveryMemory = msgspec.field(default_factory=dict)
     """Topologies that were complete once, and their current outages."""
     asked: Mapping[str, tuple[float, str]] = msgspec.field(default_factory=dict)
-    """Requests in the record of an earlier release, which are not read; :attr:`tries` has them."""
+    """Requests in the record of an earlier release, which are not read.
+
+    :attr:`topology_attempts` has them.
+    """
     observed: Mapping[str, tuple[int, float]] = msgspec.field(default_factory=dict)
     """Topology id -> (number of its observations, boot clock of the last one).
 

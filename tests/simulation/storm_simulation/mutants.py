@@ -270,7 +270,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "healing tries again whenever something changes",
         "runs",
-        (step, "may_try", _always(Permission(True))),
+        (step, "permit_attempt", _always(Permission(True))),
     ),
     _m(
         "every cause is new when it comes back",
