@@ -8,7 +8,7 @@ requested does not start, it releases ``/healer``, and the leader heals. Between
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -311,6 +311,43 @@ class _Tick:
             paused=step.paused,
         )
 
+    def log_result(self, requests: Sequence[dg.RunRequest], lost: str | None) -> None:
+        """Log causes, requests, and the alarm or the error by which ZooKeeper was ``lost``."""
+        for cause in self.causes:
+            self.context.log.info(cause)
+        for request in requests:
+            self.context.log.info(f"requesting {request.run_key}")
+        if lost or self.memory.alarm:
+            self.context.log.warning(lost or self.memory.alarm)
+
+    def observations(self, zookeeper: ZooKeeperResource) -> list[dg.AssetObservation]:
+        """Observations of the changes in all polls of the tick."""
+        topology_key = zookeeper.asset_key(ACTIVE_TOPOLOGY)
+        workers_key = zookeeper.asset_key(WORKERS)
+        events = restart_observations(self.restarted, topology_key)
+        events += recovery_observations(self.recovered, topology_key, workers_key)
+        alarm = self.memory.alarm
+        if (alarm is None) != (self.former_alarm is None):
+            # An alarm began or ended.
+            events.append(alarm_observation(alarm, zookeeper.asset_key(SUPERVISORS)))
+        if self.memory.paused != self.was_paused:
+            events.append(pause_observation(self.paused, zookeeper.asset_key(SUPERVISORS)))
+        return events
+
+
+def _code_loader(
+    zookeeper: ZooKeeperResource, blobstore: BlobStoreResource
+) -> Callable[[StormClusterState, TopologyView], Runnable]:
+    """Function that reads code and conf of a topology, in at most 3 s."""
+
+    def load(cluster: StormClusterState, topology: TopologyView) -> Runnable:
+        conf = zookeeper.conf()
+        with blobstore.blobs(cluster, deadline_secs=_CODE_SECS) as blobs:
+            ops = OperationsContext(cluster, blobs, conf, planner=plan_placement)
+            return load_runnable(ops, topology)
+
+    return load
+
 
 def build_heartbeat_sensor(
     names: DagsterNames | None = None,
@@ -354,15 +391,9 @@ def build_heartbeat_sensor(
         secs, note = tick_limit(context, tick_secs)
         deadline = time.monotonic() + secs
 
-        def load(cluster: StormClusterState, topology: TopologyView) -> Runnable:
-            conf = zookeeper.conf()
-            with blobstore.blobs(cluster, deadline_secs=_CODE_SECS) as blobs:
-                ops = OperationsContext(cluster, blobs, conf, planner=plan_placement)
-                return load_runnable(ops, topology)
-
         conf = zookeeper.conf().values
         limits = LivenessLimits.from_conf(conf)
-        tick = _Tick(name, context, limits, names, load)
+        tick = _Tick(name, context, limits, names, _code_loader(zookeeper, blobstore))
         requests: list[dg.RunRequest] = []
         lost: str | None = None
         try:
@@ -376,29 +407,14 @@ def build_heartbeat_sensor(
             tick.grant_new_time()
             if not tick.is_loaded:
                 return dg.SkipReason(lost)
-        for cause in tick.causes:
-            context.log.info(cause)
-        for request in requests:
-            context.log.info(f"requesting {request.run_key}")
-        alarm = tick.memory.alarm
-        if lost or alarm:
-            context.log.warning(lost or alarm)
-        topology_key = zookeeper.asset_key(ACTIVE_TOPOLOGY)
-        workers_key = zookeeper.asset_key(WORKERS)
-        events = restart_observations(tick.restarted, topology_key)
-        events += recovery_observations(tick.recovered, topology_key, workers_key)
-        if (alarm is None) != (tick.former_alarm is None):
-            # An alarm began or ended.
-            events.append(alarm_observation(alarm, zookeeper.asset_key(SUPERVISORS)))
-        if tick.memory.paused != tick.was_paused:
-            events.append(pause_observation(tick.paused, zookeeper.asset_key(SUPERVISORS)))
+        tick.log_result(requests, lost)
         text = f"{lost}; before: {tick.text}" if lost else tick.text
         # The code server's process lives long, and would grow by the unused pages of its ticks.
         return_free_memory()
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else dg.SkipReason(text + note),
-            asset_events=events,
+            asset_events=tick.observations(zookeeper),
             # It names the last record that was stored: after an outage that of an earlier tick.
             cursor=tick.cursor.after(tick.memory),
         )
