@@ -1,7 +1,7 @@
-"""Definitions of one declared topology: its asset, checks, jobs and schedules."""
+"""Definitions of one declared topology: its asset, checks and jobs."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,7 +9,6 @@ import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client.changes import change_topology
-from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness, configured_checks
 from storm_dagster.defs.declared.declaration import (
     Declaration,
@@ -27,6 +26,7 @@ from storm_dagster.defs.declared.deploy import (
 )
 from storm_dagster.defs.declared.owner import ownership_problem
 from storm_dagster.defs.declared.parts import part_materializations
+from storm_dagster.defs.declared.schedules import DEPLOY_JOB, topology_schedules
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.keys import catalog_field, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
@@ -34,14 +34,9 @@ from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, SCHEDULED_TAG
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, StormDagsterError
-from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.live.scheduled_rebalance import scheduled_gain, unsteady_now
+from storm_dagster.operations.live.scheduled_rebalance import unsteady_now
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-DEPLOY_JOB = "deploy_declared"
-"""The job that deploys the selected declared topologies."""
-REBALANCE_JOB = "rebalance_declared"
-"""The job that rebalances a declared topology."""
 DEPLOY_TAG = {"storm/deploy": "declared"}
 """Tag of this package's deploy jobs.
 
@@ -183,7 +178,7 @@ def topology_definitions(topology: DeclaredTopology, *, own_jobs: bool) -> dg.De
         assets=[_asset(topology), *topology.specs[1:]],
         asset_checks=[checks],
         jobs=_jobs(topology) if own_jobs else [],
-        schedules=_schedules(topology),
+        schedules=topology_schedules(topology),
     )
 
 
@@ -398,15 +393,7 @@ def _require_own(topology: DeclaredTopology) -> None:
 def _unsteady_now(topology: DeclaredTopology) -> str:
     """Reason why a schedule's run must not rebalance the topology now; empty if it may."""
     with topology.connect() as (cluster, blobs):
-        return unsteady_now(_local_operations(topology, cluster, blobs), topology.name)
-
-
-def _local_operations(
-    topology: DeclaredTopology, cluster: StormClusterState, blobs: BlobStore
-) -> OperationsContext:
-    """Operations on the topology's cluster that plan with the local planner."""
-    conf = topology.zookeeper.conf()
-    return OperationsContext(cluster=cluster, blobs=blobs, conf=conf, planner=plan_placement)
+        return unsteady_now(topology.operations(cluster, blobs), topology.name)
 
 
 def _jobs(topology: DeclaredTopology) -> list[Any]:
@@ -442,85 +429,3 @@ def _jobs(topology: DeclaredTopology) -> list[Any]:
             f"Applies the declaration of {name}: submits, deploys, rebalances.",
         ),
     ]
-
-
-def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
-    """The configured schedules of the topology: deploy and rebalance."""
-    name = topology.name
-    settings = topology.schedule
-    tags = topology.run_tags
-
-    def schedule(
-        verb: str, cron: str, description: str, decide: Callable[..., dg.RunRequest | str]
-    ) -> dg.ScheduleDefinition:
-        """A schedule; ``decide`` returns the run of a tick, or a reason without one."""
-
-        @dg.schedule(
-            name=f"{verb}_{topology.identifier}_schedule",
-            job_name=f"{verb}_declared",
-            cron_schedule=cron,
-            execution_timezone=settings.timezone,
-            default_status=topology.schedule_status,
-            description=description,
-        )
-        def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-            try:
-                with topology.connect(context.instance) as (cluster, blobs):
-                    ops = _local_operations(topology, cluster, blobs)
-                    decision = decide(context.instance, ops, read_actual(cluster, blobs, name))
-            except StormDagsterError as error:
-                return dg.SkipReason(error.message)
-            if isinstance(decision, str):
-                return dg.SkipReason(decision)
-            if run_under_way(context.instance, tags=topology_tags(name)):
-                return dg.SkipReason(f"a run changes {name} already")
-            return decision
-
-        return tick
-
-    def deploy(
-        instance: dg.DagsterInstance, _: OperationsContext, actual: RunningTopology | None
-    ) -> dg.RunRequest | str:
-        """The deploy of the differences; code only if the policy and the files allow it."""
-        differ = differences(topology.declaration, topology.described, actual)
-        if "target" in differ:
-            return f"{name} cannot be deployed: {differ['target']}"
-        if "owner" in differ:
-            return f"{name} is {differ['owner']}"
-        if "running" in differ and newest_version(instance, topology.key) is not None:
-            return f"{name} was ended: it stays so until a user deploys it by hand"
-        # A run would load the newer files, and the difference from the loaded ones would stay.
-        is_newer = topology.files.changed()
-        ignored = ("code", "conf") if topology.policy == "manual" or is_newer else ()
-        if any(part.partition(".")[0] not in ignored for part in differ):
-            return dg.RunRequest(asset_selection=[topology.key], tags=tags)
-        if is_newer:
-            return f"{name} has newer code on disk: reload definitions"
-        return f"{name} is as declared"
-
-    def rebalance(
-        _: dg.DagsterInstance, ops: OperationsContext, actual: RunningTopology | None
-    ) -> dg.RunRequest | str:
-        """The rebalance, if the topology is steady and gains enough."""
-        view = ops.cluster.load_view()
-        running = None if actual is None else view.topologies.get(actual.topology_id)
-        if actual is None or running is None:
-            return f"{name} does not run"
-        problem = ownership_problem(name, topology.declaration.owner, actual.owner)
-        if problem is not None:
-            return f"{name} is {problem}"
-        gain = scheduled_gain(ops, view, running)
-        if not gain.moved:
-            return f"{name}: {gain.reason}"
-        ops_config = {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}
-        run_tags = {**tags, SCHEDULED_TAG: "true"}
-        return dg.RunRequest(run_config={"ops": ops_config}, tags=run_tags)
-
-    schedules: list[dg.ScheduleDefinition] = []
-    if settings.deploy is not None:
-        description = f"Applies the declaration of {name}, unless it was ended."
-        schedules.append(schedule("deploy", settings.deploy, description, deploy))
-    if settings.rebalance is not None:
-        description = f"Moves the fewest tasks of {name} that restore balance."
-        schedules.append(schedule("rebalance", settings.rebalance, description, rebalance))
-    return schedules

@@ -17,13 +17,8 @@ from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness
 from storm_dagster.defs.declared.events import cluster_key, events_sensor
 from storm_dagster.defs.declared.owner import ownership_problem
 from storm_dagster.defs.declared.parts import CompleteParts, part_materializations
-from storm_dagster.defs.declared.runs import (
-    DEPLOY_JOB,
-    DEPLOY_TAG,
-    REBALANCE_JOB,
-    deploy_request,
-    request_job,
-)
+from storm_dagster.defs.declared.runs import DEPLOY_TAG, deploy_request, request_job
+from storm_dagster.defs.declared.schedules import DEPLOY_JOB, REBALANCE_JOB
 from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology, newest_version
 from storm_dagster.defs.keys import run_under_way, topology_tags
 from storm_dagster.defs.observe.checks import outcome_of

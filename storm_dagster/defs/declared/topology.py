@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.snapshot.topology import snapshot_topology
 from storm_dagster.defs.declared.checks import (
     FreshnessAttributes,
@@ -38,7 +39,7 @@ from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperRes
 from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
-from storm_dagster.operations.context import topology_by_name
+from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -128,6 +129,11 @@ class DeclaredTopology:
         """
         with self.zookeeper.cluster(ticks_in) as cluster, self.blobstore.blobs(cluster) as blobs:
             yield cluster, blobs
+
+    def operations(self, cluster: StormClusterState, blobs: BlobStore) -> OperationsContext:
+        """Operations on the topology's cluster that plan with the local planner."""
+        conf = self.zookeeper.conf()
+        return OperationsContext(cluster=cluster, blobs=blobs, conf=conf, planner=plan_placement)
 
     def snapshot(
         self,
