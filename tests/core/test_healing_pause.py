@@ -6,9 +6,9 @@ import pytest
 
 from storm_dagster.core.liveness.pause import (
     SeenPause,
-    is_due,
+    must_end,
+    note_pause,
     pause_text,
-    see_pause,
     waiting_text,
 )
 from storm_dagster.model.healing_pause import HealingPause
@@ -29,11 +29,11 @@ def test_a_leader_ends_a_pause_in_time_also_by_a_clock_set_back(
     passed_secs: int, set_back_secs: int, expected: bool
 ) -> None:
     now_ms = BEGIN_MS + (passed_secs - set_back_secs) * 1000
-    assert is_due(PAUSE, SEEN, SEEN_AT + passed_secs, now_ms) == expected
+    assert must_end(PAUSE, SEEN, SEEN_AT + passed_secs, now_ms) == expected
 
 
 def test_a_leader_that_sees_a_pause_late_ends_it_at_its_time() -> None:
-    assert is_due(PAUSE, SEEN, SEEN_AT + 1, PAUSE.until_ms)
+    assert must_end(PAUSE, SEEN, SEEN_AT + 1, PAUSE.until_ms)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_a_leader_that_sees_a_pause_late_ends_it_at_its_time() -> None:
 def test_an_observer_counts_a_pause_from_when_it_first_saw_it(
     seen: SeenPause | None, now: float, expected: SeenPause
 ) -> None:
-    assert see_pause(PAUSE, seen, now) == expected
+    assert note_pause(PAUSE, seen, now) == expected
 
 
 def test_a_pause_that_was_ended_is_forgotten() -> None:
-    assert see_pause(None, SEEN, 70.0) is None
+    assert note_pause(None, SEEN, 70.0) is None
 
 
 @pytest.mark.parametrize(("user", "who"), [("ann", "paused by ann until"), ("", "paused until")])

@@ -28,7 +28,7 @@ class SeenPause(msgspec.Struct, frozen=True):
     """True if it no longer counts, although no leader has ended it."""
 
 
-def see_pause(
+def note_pause(
     pause: HealingPause | None, seen: SeenPause | None, boot_now: float
 ) -> SeenPause | None:
     """The pause of the record for the next observation; ``None`` without a pause.
@@ -44,7 +44,7 @@ def see_pause(
     return SeenPause(pause.until_ms, seen_at, is_over)
 
 
-def is_due(pause: HealingPause, seen: SeenPause, boot_now: float, now_ms: int) -> bool:
+def must_end(pause: HealingPause, seen: SeenPause, boot_now: float, now_ms: int) -> bool:
     """True if the leader must end the pause: by its clock, which may have been set back."""
     return now_ms >= pause.until_ms or boot_now - seen.seen_at >= pause.secs
 
@@ -60,7 +60,7 @@ def pause_text(pause: HealingPause) -> str:
 
 
 def waiting_text(causes: Sequence[str]) -> str:
-    """What waits for the end of a pause; empty without a cause."""
+    """Causes that wait for the end of a pause, as one sentence; empty without one."""
     if not causes:
         return ""
     more = f" and {len(causes) - _MAX_CAUSES} more" if len(causes) > _MAX_CAUSES else ""

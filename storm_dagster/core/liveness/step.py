@@ -21,7 +21,7 @@ from storm_dagster.core.liveness.causes import (
     due_attempts,
 )
 from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
-from storm_dagster.core.liveness.pause import SeenPause, pause_text, see_pause
+from storm_dagster.core.liveness.pause import SeenPause, note_pause, pause_text
 from storm_dagster.core.liveness.retries import (
     Outlook,
     TopologyAttemptMemory,
@@ -128,7 +128,7 @@ def healing_step(
         restart_limits=restart_limits,
     )
     former_pause = None if memory.pause is UNSET else memory.pause
-    pause = see_pause(view.healing_pause, former_pause, now)
+    pause = note_pause(view.healing_pause, former_pause, now)
     paused: str | None = None
     if view.healing_pause is not None and pause is not None and not pause.is_over:
         paused = pause_text(view.healing_pause)

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from storm_dagster.core.liveness.causes import Cause, LivenessMemory
-from storm_dagster.core.liveness.pause import SeenPause, is_due, see_pause
+from storm_dagster.core.liveness.pause import SeenPause, must_end, note_pause
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.host.clock import boot_clock, boot_id
@@ -351,10 +351,10 @@ class LeaderHealing(LeaderRounds):
             return
         pause = ctx.cluster.healing_pause()
         now = boot_clock()
-        self._pause = see_pause(pause, self._pause, now)
+        self._pause = note_pause(pause, self._pause, now)
         if pause is None or self._pause is None:
             return
-        if not is_due(pause, self._pause, now, ctx.now_secs() * 1000):
+        if not must_end(pause, self._pause, now, ctx.now_secs() * 1000):
             return
         if resume_healing(ctx, until_ms=pause.until_ms):
             _log.warning("the pause of healing is over: healing continues")

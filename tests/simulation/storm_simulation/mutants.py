@@ -285,10 +285,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "healing does not know its pause",
         "pause",
-        (step, "see_pause", _always(None)),
+        (step, "note_pause", _always(None)),
         (healing, "_is_in_force", _always(False)),
     ),
-    _m("no leader ends a pause", "pause", (duties, "is_due", _always(False))),
+    _m("no leader ends a pause", "pause", (duties, "must_end", _always(False))),
     _m("lost hosts are no cause", "liveness", (step, "observe", _without("lost_host"))),
     _m("the leader never heals", "liveness", (duties.LeaderHealing, "_heal", _always(None))),
     _m(
