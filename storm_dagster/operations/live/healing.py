@@ -5,7 +5,7 @@ heartbeat sensor (through a run), or the leader while no sensor is armed.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import (
@@ -68,7 +68,7 @@ def reassign(
     def reassign_one(topology_id: str, own_causes: list[Cause]) -> ReassignResult:
         return continue_under_leaders(
             ctx,
-            lambda: _reassign_topology(ctx, epoch, topology_id, own_causes, despite_pause),
+            lambda: _Reassignment(ctx, topology_id, own_causes, despite_pause, epoch).run(),
             follow,
         )
 
@@ -108,88 +108,107 @@ def _is_in_force(ctx: OperationsContext, pause: HealingPause | None) -> bool:
     return pause is not None and ctx.now_secs() * 1000 < pause.until_ms + _PAUSE_GRACE_MS
 
 
-def _reassign_topology(
-    ctx: OperationsContext,
-    epoch: int,
-    topology_id: str,
-    causes: list[Cause],
-    despite_pause: bool,
-) -> ReassignResult:
-    """Reassign the tasks of those of the causes that still hold.
+@dataclass
+class _Reassignment:
+    """Reassignment of the dead tasks of one topology."""
 
-    An upgraded worker among them rolls the gray upgrade back. The reasons of the placement are
-    stored after its commit.
-    """
-    # Report of the newest attempt whose reply was lost, and the newest placement, if any.
-    committed: list[ReassignResult] = []
-    planned: list[PlacementResult] = []
-    keys = tuple(cause.key for cause in causes)
-    if not despite_pause and _is_in_force(ctx, ctx.cluster.healing_pause()):
-        return ReassignResult(topology_id, causes[0].name, "paused", keys)
-    # Before the placement, so that the reassigned tasks run the former code.
-    roll_back_if_upgraded(ctx, topology_id, causes)
+    ctx: OperationsContext
+    topology_id: str
+    causes: list[Cause]
+    despite_pause: bool
+    """As for :func:`reassign`."""
+    epoch: int
+    """Epoch under which it writes."""
+    committed: ReassignResult | None = None
+    """Report of the newest attempt whose reply was lost."""
+    planned: PlacementResult | None = None
+    """Result of the planner for the newest attempt to commit."""
 
-    def attempt(view: ClusterView) -> ReassignResult:
+    def run(self) -> ReassignResult:
+        """Reassign the tasks of those of the causes that still hold.
+
+        An upgraded worker among them rolls the gray upgrade back. The reasons of the placement are
+        stored after its commit.
+        """
+        ctx = self.ctx
+        if not self.despite_pause and _is_in_force(ctx, ctx.cluster.healing_pause()):
+            return self._report(self.causes[0].name, "paused")
+        # Before the placement, so that the reassigned tasks run the former code.
+        roll_back_if_upgraded(ctx, self.topology_id, self.causes)
+        report = retry_on_conflict(ctx, f"reassigning {self.topology_id}", self.attempt)
+        if report.status == "assigned" and self.planned is not None:
+            write_reasons(ctx, self.topology_id, self.planned, report.name)
+        return report
+
+    def attempt(self, view: ClusterView) -> ReassignResult:
         """Plan on this view, and commit the placement if it differs from the current one."""
-        topology = view.topologies.get(topology_id)
+        ctx = self.ctx
+        topology = view.topologies.get(self.topology_id)
         if topology is None or topology.base.status not in HEALED:
-            return ReassignResult(topology_id, causes[0].name, "gone", keys)
-        if not despite_pause and not committed and _is_in_force(ctx, view.healing_pause):
-            return ReassignResult(topology_id, causes[0].name, "paused", keys)
+            return self._report(self.causes[0].name, "gone")
+        is_paused = not self.despite_pause and _is_in_force(ctx, view.healing_pause)
+        if is_paused and self.committed is None:
+            return self._report(self.causes[0].name, "paused")
         name = topology.base.name
-        true_causes = causes_still_true(view, topology, causes)
+        true_causes = causes_still_true(view, topology, self.causes)
         if not true_causes or topology.tasks is None or topology.assignment is None:
-            if committed and topology.assignment == committed[0].assignment:
-                return committed[0]  # The reply of our own commit was lost.
-            return ReassignResult(topology_id, name, "void", keys)
+            if self.committed is not None and topology.assignment == self.committed.assignment:
+                return self.committed  # The reply of our own commit was lost.
+            return self._report(name, "void")
         runnable = load_runnable(ctx, topology)
         batch = monitor_batch(view, topology, runnable, topology.tasks, true_causes)
         result, fallback_reason = plan_or_fall_back(ctx, batch)
         placement = result.placement(name)
-        report = ReassignResult(
-            topology_id,
-            name,
-            "unchanged",
-            keys,
+        report = replace(
+            self._report(name, "unchanged"),
             planner=result.planner,
             why_planner=fallback_reason,
             placement=placement,
         )
         if placement.status == "failed":
             # As for a submission, the error names the topologies that are in the way.
-            closed = closed_hosts(view, [topology_id], ())
+            closed = closed_hosts(view, [topology.id], ())
             error = "; ".join(text for text in (placement.error, closed) if text)
             return replace(report, status="failed", error=error)
         if placement.status == "unchanged" or same_workers(topology.assignment, placement):
             return replace(report, assignment=topology.assignment)
         assignment = _assignment_after(ctx, topology, placement, true_causes)
-        assert topology.assignment_at is not None
+        report = replace(report, assignment=assignment, assign_secs=result.assign_secs)
+        self.planned = result
+        return self._commit(view, topology, placement, report)
+
+    def _commit(
+        self,
+        view: ClusterView,
+        topology: TopologyView,
+        placement: TopologyPlacement,
+        report: ReassignResult,
+    ) -> ReassignResult:
+        """Store the assignment of the ``report``; return the report of the commit."""
+        assert topology.assignment_at is not None and report.assignment is not None
         # The plan was made from the numbers and the status in the base.
-        transaction = ctx.cluster.fenced(epoch).check(
-            paths.topology(topology_id), topology.base_at.version
+        transaction = self.ctx.cluster.fenced(self.epoch).check(
+            paths.topology(topology.id), topology.base_at.version
         )
-        append_assignment(ctx, transaction, view, name, assignment)
+        append_assignment(self.ctx, transaction, view, report.name, report.assignment)
         report = replace(
             report,
             status="assigned",
             moved=placement.moved,
-            assignment=assignment,
             version=topology.assignment_at.version + 1,
-            assign_secs=result.assign_secs,
         )
-        planned[:] = [result]
         try:
-            commit(ctx, transaction, "reassign")
+            commit(self.ctx, transaction, "reassign")
         except ReplyLost:
-            committed[:] = [report]
+            self.committed = report
             raise
-        ctx.log.info("reassigned %d tasks of %s", placement.moved, topology_id)
+        self.ctx.log.info("reassigned %d tasks of %s", placement.moved, topology.id)
         return report
 
-    report = retry_on_conflict(ctx, f"reassigning {topology_id}", attempt)
-    if report.status == "assigned":
-        write_reasons(ctx, topology_id, planned[0], report.name)
-    return report
+    def _report(self, name: str, status: str) -> ReassignResult:
+        """The report of a reassignment without an effect."""
+        keys = tuple(cause.key for cause in self.causes)
+        return ReassignResult(self.topology_id, name, status, keys)
 
 
 def _assignment_after(
