@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
@@ -86,58 +87,79 @@ def _sensor(
         "hot or gray.",
     )
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        now = time.time()
         cursor = read_cursor(context.cursor)
-        instance = context.instance
-        events: list[Any] = []
-        requests: list[dg.RunRequest] = []
-        summary: list[str] = []
+        tick = _Tick(context, time.time(), complete_parts)
         # Key of each cluster -> its topologies, and epoch seconds of the last tick that saw it.
         clusters = multimap((cluster_key(topology), topology) for topology in topologies.values())
         seen_at = {cluster: cursor.get(cluster) for cluster in clusters}
         for cluster, cluster_topologies in clusters.items():
-            snapshots, problem = _take_snapshots(cluster_topologies, instance)
-            for topology in cluster_topologies:
-                snapshot = snapshots.get(topology.name)
-                if len(events) < _MAX_EVENTS:
-                    former = newest_observation(instance, topology.key)
-                    events += state_events(
-                        topology, snapshot, former, now, seen_at[cluster], problem
-                    )
-                if snapshot is None:
-                    continue
-                summary += [
-                    str(result.description)
-                    for result in snapshot.check_results.values()
-                    if not result.passed
-                ]
-                events += _new_version(context, topology, snapshot, complete_parts)
-                if topology.policy == "manual" or topology.files.changed():
-                    # A run would load the newer files, and the difference from the loaded ones
-                    # would stay.
-                    continue
-                request = deploy_request(
-                    instance,
-                    topology.key,
-                    topology.declaration,
-                    topology.described,
-                    snapshot.actual,
-                    now,
-                )
-                if request is not None:
-                    tags = {**topology.job_tags, **request.tags}
-                    requests.append(request.with_replaced_attrs(tags=tags))
-            if problem:
-                summary.append(problem)
-            else:
-                seen_at[cluster] = now
-        text = "; ".join(summary[:20]) or f"all tasks of {len(topologies)} declared topologies run"
-        skip_reason = None if requests else dg.SkipReason(text)
+            if tick.visit(cluster_topologies, seen_at[cluster]):
+                seen_at[cluster] = tick.now
+        text = "; ".join(tick.summary[:20])
+        text = text or f"all tasks of {len(topologies)} declared topologies run"
         return dg.SensorResult(
-            requests, asset_events=events, skip_reason=skip_reason, cursor=json.dumps(seen_at)
+            tick.requests,
+            asset_events=tick.events,
+            skip_reason=None if tick.requests else dg.SkipReason(text),
+            cursor=json.dumps(seen_at),
         )
 
     return watch
+
+
+@dataclass
+class _Tick:
+    """One tick of the sensor, with its events and requests up to now."""
+
+    context: dg.SensorEvaluationContext
+    now: float
+    """Epoch seconds at its begin."""
+    complete_parts: CompleteParts
+    events: list[Any] = field(default_factory=list)
+    requests: list[dg.RunRequest] = field(default_factory=list)
+    summary: list[str] = field(default_factory=list)
+    """Failed checks, and errors of sessions, in words."""
+
+    def visit(self, cluster_topologies: list[DeclaredTopology], seen_at: float | None) -> bool:
+        """Observe the topologies of one cluster; false if its session has failed.
+
+        ``seen_at`` are the epoch seconds of the last tick that saw the cluster.
+        """
+        instance = self.context.instance
+        snapshots, problem = _take_snapshots(cluster_topologies, instance)
+        for topology in cluster_topologies:
+            snapshot = snapshots.get(topology.name)
+            if len(self.events) < _MAX_EVENTS:
+                former = newest_observation(instance, topology.key)
+                self.events += state_events(topology, snapshot, former, self.now, seen_at, problem)
+            if snapshot is not None:
+                self._add_snapshot(topology, snapshot)
+        if problem:
+            self.summary.append(problem)
+        return not problem
+
+    def _add_snapshot(self, topology: DeclaredTopology, snapshot: DeclaredSnapshot) -> None:
+        """Add the failed checks, a new version, and the request of a deploy that is due."""
+        self.summary += [
+            str(result.description)
+            for result in snapshot.check_results.values()
+            if not result.passed
+        ]
+        self.events += _new_version(self.context, topology, snapshot, self.complete_parts)
+        if topology.policy == "manual" or topology.files.changed():
+            # A run would load the newer files, and the difference from the loaded ones would stay.
+            return
+        request = deploy_request(
+            self.context.instance,
+            topology.key,
+            topology.declaration,
+            topology.described,
+            snapshot.actual,
+            self.now,
+        )
+        if request is not None:
+            tags = {**topology.job_tags, **request.tags}
+            self.requests.append(request.with_replaced_attrs(tags=tags))
 
 
 def _take_snapshots(
