@@ -32,7 +32,12 @@ from storm_dagster.defs.declared.checks import (
     ScheduleAttributes,
     TopologyAlerts,
 )
-from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
+from storm_dagster.defs.declared.declaration import (
+    Declaration,
+    LoadedFiles,
+    TargetDescription,
+    describe_declared,
+)
 from storm_dagster.defs.declared.op_settings import OpAttributes, encode_tags
 from storm_dagster.defs.declared.owner import declared_owner, definitions_module
 from storm_dagster.defs.declared.runs import topology_definitions
@@ -227,25 +232,49 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             automation_condition=self.automation_condition,
             target_freshness=self.freshness.tables_policy(),
         )
+        topology = self._topology(declaration, described, assets)
+        topologies[self.name] = topology
+        own_jobs = self.own_jobs
+        components = context.component_tree.get_all_components(StormTopologyComponent)
+        if own_jobs is None:
+            own_jobs = len(components) <= _MAX_WITH_OWN_JOBS
+        if topology.identifier == "declared":
+            # Its jobs would have the names of the shared ones.
+            own_jobs = False
+        definitions = topology_definitions(topology, own_jobs=own_jobs)
+        # The shared definitions read the topologies that later components add.
+        first_name, *_ = topologies
+        if first_name == self.name:
+            shared = shared_definitions(topologies, _sensor_status(components))
+            definitions = dg.Definitions.merge(definitions, shared)
+        return remember_own(DECLARED, definitions)
+
+    def _topology(
+        self,
+        declaration: Declaration,
+        described: TargetDescription,
+        assets: Sequence[StormAsset],
+    ) -> DeclaredTopology:
+        """The inputs of the topology's definitions, with the translated keys of its assets."""
         translation = translate(self, assets)
         cluster: dict[str, Any] = {"home": self.home, "conf_dir": self.conf_dir}
         specs = [translation.specs[asset.spec.key] for asset in assets]
-        topology = DeclaredTopology(
+        components: dict[str, dg.AssetKey] = {}
+        targets: dict[tuple[str, ...], dg.AssetKey] = {}
+        for asset in assets:
+            if asset.component and asset.target is None:
+                components[asset.component] = translation.key(asset.spec.key)
+            elif asset.component and asset.target is not None:
+                path = target_path(asset.component, asset.target)
+                targets[path] = translation.key(asset.spec.key)
+        return DeclaredTopology(
             declaration=declaration,
             described=described,
             files=LoadedFiles(declaration, described),
             identifier=_identifier(self.name),
             specs=[specs[0].merge_attributes(tags=DECLARED_TAG), *specs[1:]],
-            components={
-                asset.component: translation.key(asset.spec.key)
-                for asset in assets
-                if asset.component and asset.target is None
-            },
-            targets={
-                target_path(asset.component, asset.target): translation.key(asset.spec.key)
-                for asset in assets
-                if asset.component and asset.target is not None
-            },
+            components=components,
+            targets=targets,
             policy=self.deploy,
             batch=self.gray.model_dump(exclude_none=True),
             alerts=self.alerts,
@@ -258,21 +287,6 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             op=self.op,
             job_tags=encode_tags(self.job_tags),
         )
-        topologies[self.name] = topology
-        own_jobs = self.own_jobs
-        components = context.component_tree.get_all_components(StormTopologyComponent)
-        if own_jobs is None:
-            own_jobs = len(components) <= _MAX_WITH_OWN_JOBS
-        if topology.identifier == "declared":
-            # Its jobs would have the names of the shared ones.
-            own_jobs = False
-        definitions = topology_definitions(topology, own_jobs=own_jobs)
-        # The shared definitions read the topologies that later components add.
-        is_first = next(iter(topologies)) == self.name
-        if is_first:
-            shared = shared_definitions(topologies, _sensor_status(components))
-            definitions = dg.Definitions.merge(definitions, shared)
-        return remember_own(DECLARED, definitions)
 
     def _declaration(
         self, context: dg.ComponentLoadContext, topologies: Mapping[str, DeclaredTopology]
