@@ -123,6 +123,13 @@ class Shop:
             "dagster/code_version"
         )
 
+    def changes(self) -> set[tuple[str, str, str]]:
+        """Keys, old and new values in the table of the newest materialization."""
+        event = self.instance.get_latest_materialization_event(KEY)
+        assert event is not None and event.asset_materialization is not None
+        table: Any = event.asset_materialization.metadata["changes"]
+        return {(row.data["key"], row.data["old"], row.data["new"]) for row in table.records}
+
     def workers(self) -> dict[str, str]:
         """``host:port`` -> version of the code that the worker runs, the topology master's left
         out.
@@ -262,6 +269,7 @@ def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(
             assert done.success, failure_text(done)
     second_id = cluster.wait_running("wc")["id"]
     assert int(second_id.split("-")[1]) == int(first_id.split("-")[1]) + 1
+    assert ("topology.max.spout.pending", "1500", "50") in shop.changes()
     assert shop.look() == ({}, [])
     assert "is as declared" in shop.schedule().skip_message
 

@@ -1,14 +1,16 @@
 """Definitions of one declared topology: its asset, checks and jobs."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client.changes import change_topology
+from storm_dagster.core.submission.conf import total_conf
+from storm_dagster.core.submission.kept_sizes import WORKERS_KEY
 from storm_dagster.defs.declared.checks import LAST_UPDATED, check_freshness, configured_checks
 from storm_dagster.defs.declared.declaration import (
     Declaration,
@@ -29,12 +31,15 @@ from storm_dagster.defs.declared.parts import part_materializations
 from storm_dagster.defs.declared.schedules import DEPLOY_JOB, topology_schedules
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.keys import catalog_field, run_under_way, topology_tags
-from storm_dagster.defs.metadata import is_final, step_errors
+from storm_dagster.defs.metadata import changes_metadata, is_final, step_errors
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
+from storm_dagster.model.conf import Conf
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, SCHEDULED_TAG
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, StormDagsterError
 from storm_dagster.operations.live.scheduled_rebalance import unsteady_now
+from storm_dagster.operations.results import UpdateChange
+from storm_dagster.operations.submit.update_changes import changed_values
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 DEPLOY_TAG = {"storm/deploy": "declared"}
@@ -188,8 +193,6 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
     No value is materialized if another run makes the change, if the topology does not exist then,
     or if a deploy job of this package has not changed its version.
     """
-    name = topology.name
-    key = topology.key
 
     @dg.multi_asset(
         name=f"deploy_{topology.identifier}_op",
@@ -202,104 +205,139 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
         # Described here and not when this process loaded it: the version must be that of the files
         # that are packed.
         described = describe_declared(topology.declaration)
-        run = context.run
-        is_by_hand = not _AUTOMATIC_TAGS & run.tags.keys()
         # ``None``: it was never deployed, so that a missing topology was not ended by a user.
-        newest = newest_version(context.instance, key)
-        notify = context.log.info
-        # A run that a sensor or schedule launches never takes a topology over.
-        take_over = config.take_over and is_by_hand
-        deploys_code = config.deploy_code or (is_by_hand and run.job_name == DEPLOY_JOB)
-        # The policy manual means that code is deployed only by such a run.
-        policy: DeployPolicy = topology.policy
-        if deploys_code and policy == "manual":
-            policy = "hot"
+        newest = newest_version(context.instance, topology.key)
         with step_errors(), mark_final_failure(context), topology.connect() as (cluster, blobs):
-            is_deployed, changes = _reconcile(
+            outcome = _reconcile(
                 context,
+                config,
                 topology,
                 described,
-                policy,
                 cluster,
                 blobs,
-                only_submit=config.only_submit,
-                take_over=take_over,
-                may_submit=is_by_hand or newest is None,
+                was_deployed=newest is not None,
             )
             snapshot = topology.snapshot(cluster, blobs, cluster.load_view(), context.instance)
-        for line in changes or [f"{name}: nothing was changed"]:
-            notify(line)
+            changes = _changed_values(topology, outcome.former, snapshot.actual)
+        for line in outcome.actions or [f"{topology.name}: nothing was changed"]:
+            context.log.info(line)
         actual = snapshot.actual
-        if not is_deployed or actual is None:
+        if not outcome.is_deployed or actual is None:
             return
-        is_deploy_job = DEPLOY_TAG.items() <= run.tags.items()
+        is_deploy_job = DEPLOY_TAG.items() <= context.run.tags.items()
         if is_deploy_job and newest == actual.data_version:
             return
-        remaining = differences(topology.declaration, described, actual)
-        drift = [f"{part}: {text}" for part, text in remaining.items()]
         if newest != actual.data_version:
             for event in part_materializations(topology, actual, details=snapshot.details):
                 context.log_event(event)
-        yield dg.MaterializeResult(
-            asset_key=key,
-            metadata={
-                **snapshot.metadata,
-                **snapshot.details,
-                "done": "; ".join(changes) or "nothing",
-                "drift": "; ".join(drift) or "none",
-            },
-            data_version=dg.DataVersion(actual.data_version),
-            tags=actual.version_tags,
-        )
+        metadata = {**snapshot.metadata, **snapshot.details, **changes_metadata(changes)}
+        yield _materialization(topology, described, actual, outcome.actions, metadata)
 
     return deploy
 
 
-def _reconcile(
-    context: dg.AssetExecutionContext,
+class _DeployOutcome(NamedTuple):
+    """Outcome of one run that deploys."""
+
+    is_deployed: bool
+    """False if another run makes the change.
+
+    It is one that deploys the same version now, or a queued one, which is then in the actions.
+    """
+    actions: list[str]
+    """The changes in words."""
+    former: RunningTopology | None = None
+    """The topology before the run; ``None`` without one."""
+
+
+def _materialization(
     topology: DeclaredTopology,
     described: TargetDescription,
-    policy: DeployPolicy,
+    actual: RunningTopology,
+    actions: Sequence[str],
+    metadata: Mapping[str, Any],
+) -> dg.MaterializeResult:
+    """The materialization of the topology after a run: its state, actions and remaining drift."""
+    remaining = differences(topology.declaration, described, actual)
+    drift = [f"{part}: {text}" for part, text in remaining.items()]
+    return dg.MaterializeResult(
+        asset_key=topology.key,
+        metadata={
+            **metadata,
+            "done": "; ".join(actions) or "nothing",
+            "drift": "; ".join(drift) or "none",
+        },
+        data_version=dg.DataVersion(actual.data_version),
+        tags=actual.version_tags,
+    )
+
+
+def _changed_values(
+    topology: DeclaredTopology, former: RunningTopology | None, actual: RunningTopology | None
+) -> tuple[UpdateChange, ...]:
+    """Values of the running topology that a run has changed; empty for a new topology."""
+    # The stored conf of one that was just replaced may be gone.
+    if former is None or actual is None or not former.conf or not actual.conf:
+        return ()
+    cluster_conf = topology.zookeeper.conf().values
+    return changed_values(_total_values(cluster_conf, former), _total_values(cluster_conf, actual))
+
+
+def _total_values(cluster_conf: Conf, running: RunningTopology) -> dict[str, Any]:
+    """The total conf of the running topology, with its numbers of workers and executors."""
+    values = {**total_conf(cluster_conf, running.conf), WORKERS_KEY: running.workers}
+    for component, count in running.executors.items():
+        values[f"parallelism.{component}"] = count
+    return values
+
+
+def _reconcile(
+    context: dg.AssetExecutionContext,
+    config: DeployConfig,
+    topology: DeclaredTopology,
+    described: TargetDescription,
     cluster: StormClusterState,
     blobs: BlobStore,
     *,
-    only_submit: bool,
-    take_over: bool,
-    may_submit: bool,
-) -> tuple[bool, list[str]]:
-    """Apply the declaration under the lock of its deploys, as :meth:`Reconciler.run`.
-
-    True and the changes in words. False if another run makes the change: one that deploys the same
-    version now, or a queued one, which is then in the words.
-    """
-    run_id = context.run.run_id
+    was_deployed: bool,
+) -> _DeployOutcome:
+    """Apply the declaration under the lock of its deploys, as :meth:`Reconciler.run`."""
+    run = context.run
     notify = context.log.info
+    is_by_hand = not _AUTOMATIC_TAGS & run.tags.keys()
+    deploys_code = config.deploy_code or (is_by_hand and run.job_name == DEPLOY_JOB)
+    # The policy manual means that code is deployed only by such a run.
+    policy: DeployPolicy = topology.policy
+    if deploys_code and policy == "manual":
+        policy = "hot"
     version = described.code_version
     owner = topology.declaration.owner
-    with deploy_lock(cluster, topology.name, version, run_id, notify, owner) as is_locked:
+    with deploy_lock(cluster, topology.name, version, run.run_id, notify, owner) as is_locked:
         if not is_locked:
-            return False, []
+            return _DeployOutcome(False, [])
         try:
             with topology.nimbus.client() as nimbus:
+                former = read_actual(cluster, blobs, topology.name)
                 reconciler = Reconciler(
                     nimbus,
                     topology.declaration,
                     described,
                     policy,
                     topology.batch,
-                    token=f"{run_id}-{topology.identifier}"[:200],
+                    token=f"{run.run_id}-{topology.identifier}"[:200],
                     notify=notify,
                     shares_queue=context.instance.has_run,
-                    take_over=take_over,
+                    # A run that a sensor or schedule launches never takes a topology over.
+                    take_over=config.take_over and is_by_hand,
                 )
-                changes = reconciler.run(
-                    read_actual(cluster, blobs, topology.name),
-                    only_submit=only_submit,
-                    may_submit=may_submit,
+                actions = reconciler.run(
+                    former,
+                    only_submit=config.only_submit,
+                    may_submit=is_by_hand or not was_deployed,
                 )
         except RunQueued as queued:
-            return False, [str(queued)]
-    return True, changes
+            return _DeployOutcome(False, [str(queued)])
+    return _DeployOutcome(True, actions, former)
 
 
 def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
