@@ -55,11 +55,11 @@ from storm_dagster.nimbus.leadership.start import (
     thrift_host,
 )
 from storm_dagster.nimbus.member import Identity, Nimbus, repeat
+from storm_dagster.nimbus.requests.accepted_operations import AcceptedOperations
 from storm_dagster.nimbus.requests.action_listener import ActionNotifier
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
-from storm_dagster.nimbus.requests.takeover import TakeOver
 from storm_dagster.nimbus.requests.topology_stats import TopologyStats
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.thrift.service import ThriftService
@@ -143,7 +143,7 @@ def _serve(
     submissions = Submissions(nimbus)
     lifecycle = LifecycleRequests(nimbus)
     thrift = ThriftService(nimbus, reader, submissions, lifecycle, thrift_listener)
-    takeover = TakeOver(nimbus, submissions, lifecycle)
+    accepted_operations = AcceptedOperations(nimbus, submissions, lifecycle)
     ended = threading.Event()
     threads: dict[str, Callable[[], None]] = {
         "nimbus-duties": lambda: LeaderDuties(nimbus).run(ended),
@@ -153,7 +153,7 @@ def _serve(
         "nimbus-healing": lambda: LeaderHealing(nimbus).run(ended),
         "nimbus-drains": lambda: LeaderDrains(nimbus).run(ended),
         "nimbus-blob-sync": lambda: _synchronize(sync, sync_wake, ended),
-        "nimbus-takeover": lambda: takeover.run(ended),
+        "nimbus-takeover": lambda: accepted_operations.run(ended),
         "nimbus-actions": lambda: ActionNotifier(nimbus).run(ended),
         "nimbus-upkeep": lambda: _keep_up(nimbus, ended),
     }
@@ -341,7 +341,7 @@ def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
         "leading %d topologies on %d supervisors", len(view.topologies), len(view.supervisors)
     )
     record_tokens(nimbus.operations(epoch), epoch)
-    nimbus.unreported.take_over(nimbus.operations(epoch))
+    nimbus.unreported.adopt(nimbus.operations(epoch))
     sync_wake.set()
 
 

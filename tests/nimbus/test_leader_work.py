@@ -42,7 +42,7 @@ from storm_dagster.nimbus.leadership.duties import (
     LeaderReports,
     LeaderTransitions,
 )
-from storm_dagster.nimbus.requests import takeover
+from storm_dagster.nimbus.requests import accepted_operations
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit import publishing, submission
 from storm_dagster.testing.cluster import run_cli
@@ -308,7 +308,7 @@ def test_a_leader_launches_what_a_lost_leader_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first leader writes records, and is lost before it launches a run of them."""
-    monkeypatch.setattr(takeover, "_LATE_SECS", 2.0)
+    monkeypatch.setattr(accepted_operations, "_LATE_SECS", 2.0)
     first = stage.nimbus().await_leading()
     server = {"dagster__graphql__url": dagster_server.url, "dagster__graphql__timeout__secs": 20}
     later = stage.nimbus("n2", **server)

@@ -29,7 +29,7 @@ def test_the_transaction_of_a_leaders_verb_notes_its_event(world: World) -> None
     lifecycle.mark_killed(replace(plain, verb="kill"), "wc", wait_secs=60)
     assert len(world.cluster.state.find_children(paths.UNREPORTED) or ()) == 2
     next_leader = LeaderOutbox()
-    next_leader.take_over(plain)
+    next_leader.adopt(plain)
     assert len(next_leader) == 2
     assert world.cluster.state.find_children(paths.UNREPORTED) == []
     raw = world.cluster.state.get_data(paths.UNREPORTED)
@@ -49,7 +49,7 @@ def test_a_lost_answer_costs_no_event_for_dagster(world: World, landed: bool) ->
     world.cluster.state.mkdirs(paths.UNREPORTED)
     ctx = world.context()
     outbox = LeaderOutbox()
-    outbox.take_over(ctx)
+    outbox.adopt(ctx)
     lifecycle.deactivate(replace(ctx, verb="deactivate"), "wc")
     losing: Any = LosingCluster(world.cluster, 1, landed)
     outbox.take_noted(replace(ctx, cluster=losing))
@@ -74,7 +74,7 @@ def test_an_event_in_memory_is_stored_with_the_next_ones(world: World) -> None:
     world.cluster.state.mkdirs(paths.UNREPORTED)
     ctx = world.context()
     outbox = LeaderOutbox()
-    outbox.take_over(ctx)
+    outbox.adopt(ctx)
     losing: Any = LosingCluster(world.cluster, 1, landed=False)
     outbox.add(replace(ctx, cluster=losing), "wc", "the topology was healed")
     lifecycle.deactivate(replace(ctx, verb="deactivate"), "wc")

@@ -52,7 +52,7 @@ class LeaderOutbox:
         self._events: list[UnreportedEvent] = []
         """Events that wait, oldest first. The list is replaced, never changed."""
         self._record = UnreportedEvents()
-        """Record that was taken over, with the fields of a newer release. Its field ``removed`` is
+        """Record that was adopted, with the fields of a newer release. Its field ``removed`` is
         kept current, its field ``events`` is not.
         """
         self._unanswered: _UnansweredMove | None = None
@@ -66,7 +66,7 @@ class LeaderOutbox:
     def __len__(self) -> int:
         return len(self._events)
 
-    def take_over(self, ctx: OperationsContext) -> None:
+    def adopt(self, ctx: OperationsContext) -> None:
         """Begin as the leader, with the events that former leaders did not report.
 
         A damaged record counts as empty.

@@ -2,7 +2,7 @@
 
 Clients of Storm wait seven seconds at most, and Dagster may take longer. A submission is answered
 once it is stored whole, the record of its token included: the leader at that time launches it, by
-its token exactly once (:mod:`storm_dagster.nimbus.requests.takeover`).
+its token exactly once (:mod:`storm_dagster.nimbus.requests.accepted_operations`).
 """
 
 import logging

@@ -66,7 +66,7 @@ def change(world: World) -> None:
     change_blacklist(ctx, add=["h8"])
     keep_log_levels(ctx, "wc", {"b": level_change("b", "INFO", 0, None)})
     outbox = LeaderOutbox()
-    outbox.take_over(ctx)
+    outbox.adopt(ctx)
     outbox.add(ctx, "wc", "e")
     deactivate(ctx, "wc")
     activate(ctx, "wc")

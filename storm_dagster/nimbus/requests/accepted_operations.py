@@ -1,4 +1,4 @@
-"""Take-over of accepted operations by the leader.
+"""Upkeep of accepted operations by the leader.
 
 The leader launches runs that were never launched, and ends records whose run has ended. A leader
 writes the record of an operation before it launches the run. If the leader is lost between the two,
@@ -65,7 +65,7 @@ _FORMER_SUFFIX = ".pending"
 """
 
 
-class TakeOver:
+class AcceptedOperations:
     """Upkeep of the records of operations, at the leader."""
 
     def __init__(
@@ -116,7 +116,7 @@ class TakeOver:
             key: text for key, text in self._problems.items() if key in keys or key in former
         }
         for operation in operations:
-            if self._take_due(operation, epoch) and not self._resolve(ctx, operation):
+            if self._begin_lookup(operation, epoch) and not self._resolve(ctx, operation):
                 return  # Dagster cannot be asked: the others are looked up in later rounds.
 
     def _open_operations(self, ctx: OperationsContext) -> list["OpenOperation"]:
@@ -148,8 +148,8 @@ class TakeOver:
                 end_change(ctx, request, version)
         return operations
 
-    def _take_due(self, operation: "OpenOperation", epoch: int) -> bool:
-        """True if the run of the record must be looked up now.
+    def _begin_lookup(self, operation: "OpenOperation", epoch: int) -> bool:
+        """Note the record, and return True if its run must be looked up now.
 
         The time of the following lookup is then set. A new record is noted as seen, and its first
         lookup is delayed if its run may still be on its way to Dagster. No record is due while a
