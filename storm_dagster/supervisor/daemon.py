@@ -77,7 +77,7 @@ class Supervisor:
         logs: LogService,
         launcher: Launcher | None = None,
     ) -> None:
-        """Take over the workers of the former process; :meth:`serve` connects to the cluster.
+        """Adopt the workers of the former process; :meth:`serve` connects to the cluster.
 
         ``launcher`` replaces the one of ``conf``.
         """
@@ -157,9 +157,9 @@ class Supervisor:
         scripts = conf["storm.health.check.dir"]
         timeout_secs = conf["storm.health.check.timeout.ms"] / 1000
         self._health = HealthCheck(Path(scripts) if scripts else None, timeout_secs, self._wake.set)
-        self._take_over(former_state)
+        self._adopt_workers(former_state)
 
-    def _take_over(self, former_state: LocalState | None) -> None:
+    def _adopt_workers(self, former_state: LocalState | None) -> None:
         """Restore the slots of the former process, and adopt the running workers."""
         self._localizer.prepare()
         now = boot_clock()
@@ -269,10 +269,10 @@ class Supervisor:
         self._wake.set()
 
     def _drain(self, hurry: threading.Event) -> None:
-        """Take no new work, and wait until the leader has moved the tasks, or no longer.
+        """Take no new work, and wait until the leader has moved the tasks.
 
-        The record of this supervisor asks the leader. The supervisor does its work until the end:
-        a worker that crashes is restarted.
+        It waits at most ``supervisor.drain.secs``. The record of this supervisor asks the leader.
+        The supervisor does its work until the end: a worker that crashes is restarted.
         """
         watch = DrainWatch(boot_clock(), float(self._conf["supervisor.drain.secs"]))
         self._draining = True
@@ -282,7 +282,8 @@ class Supervisor:
             self._wake.clear()
             now = boot_clock()
             self.run_pass(now)
-            # After a pass, for a record tells of it. It is written once; the others are read.
+            # After the pass, whose record names the drain. The own record is written once; those
+            # of the other supervisors are read each time.
             self._link.request_heartbeat()
             reason = watch.end(now, self.table, self._link, is_hurried=hurry.is_set())
             if reason is None:
