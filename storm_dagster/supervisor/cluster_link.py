@@ -438,7 +438,9 @@ class ClusterLink:
         # Without a completed pass, no heartbeat: a hung loop must not look alive.
         if self.passes() == self._beat_passes:
             return False
-        changed = self._beat is None or _without_figures(info) != _without_figures(self._beat)
+        changed = self._beat is None or _without_measurements(info) != _without_measurements(
+            self._beat
+        )
         expired = self._beat_session != cluster.session.session_id
         overdue = self._beat_at is None or time.monotonic() - self._beat_at >= self._beat_secs
         return changed or expired or overdue
@@ -486,10 +488,10 @@ class ClusterLink:
             _log.warning("the error of slot %d could not be stored: %s", port, error.message)
 
 
-def _without_figures(info: SupervisorInfo) -> SupervisorInfo:
-    """The record without the figures that change all the time: they are no reason to write it."""
-    figures = {"count": 0, "clock_ahead_secs": None, "disk_free_mb": None, "disk_mb": None}
-    return info.model_copy(update=figures)
+def _without_measurements(info: SupervisorInfo) -> SupervisorInfo:
+    """Record without the values that always change: they are no reason to write it."""
+    cleared = {"count": 0, "clock_ahead_secs": None, "disk_free_mb": None, "disk_mb": None}
+    return info.model_copy(update=cleared)
 
 
 def _first_task(assignment: Assignment, supervisor_id: str, port: int) -> int:

@@ -33,7 +33,7 @@ from storm_dagster.security.exposure import check_exposure
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.drain_watch import DrainWatch
 from storm_dagster.supervisor.health import HealthCheck
-from storm_dagster.supervisor.host_figures import HostFigures
+from storm_dagster.supervisor.host_measurements import HostMeasurements
 from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs
 from storm_dagster.supervisor.launcher import (
     Launcher,
@@ -120,7 +120,7 @@ class Supervisor:
             wake=self._wake.set,
             upgrades=self._upgrades,
         )
-        self._figures = HostFigures(conf.values, home, self._link.nimbus_urls)
+        self._measurements = HostMeasurements(conf.values, home, self._link.nimbus_urls)
         self._localizer = Localizer(
             self._folder, self._link.nimbus_urls, conf.values, self._stopping, self._link.code_hash
         )
@@ -216,7 +216,7 @@ class Supervisor:
         )
         self._link.start()
         self._health.start()
-        self._figures.start(self._stopping)
+        self._measurements.start(self._stopping)
         # Sets ``stop`` once the address that this supervisor announces is no longer its own.
         watch = self._log_service.announced
         threading.Thread(
@@ -397,9 +397,9 @@ class Supervisor:
             http=self._log_service.url,
             place=self._place,
             withdrawn=self._withdrawn(),
-            clock_ahead_secs=self._figures.clock_ahead_secs,
-            disk_free_mb=self._figures.disk.free_mb,
-            disk_mb=self._figures.disk.total_mb,
+            clock_ahead_secs=self._measurements.clock_ahead_secs,
+            disk_free_mb=self._measurements.disk.free_mb,
+            disk_mb=self._measurements.disk.total_mb,
             cpu_source=self._capacity.cpu_source,
             memory_source=self._capacity.memory_source,
             draining=self._draining,

@@ -29,7 +29,7 @@ from storm_dagster.model.records import (
     encode_record,
 )
 from storm_dagster.operations.read.exposures import HealthResult
-from storm_dagster.supervisor.host_figures import HostFigures
+from storm_dagster.supervisor.host_measurements import HostMeasurements
 from storm_dagster.testing.cluster import CommandResult, run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -90,15 +90,17 @@ def test_a_supervisor_compares_its_clock_with_the_leaders(
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
-        figures = HostFigures(default_conf(), tmp_path, lambda: ["http://127.0.0.1:9", url])
+        measurements = HostMeasurements(
+            default_conf(), tmp_path, lambda: ["http://127.0.0.1:9", url]
+        )
         with httpx.Client(trust_env=False) as http:
-            figures.measure(http)
+            measurements.measure(http)
         server.shutdown()
         thread.join()
-    assert figures.clock_ahead_secs is not None
+    assert measurements.clock_ahead_secs is not None
     # The header has whole seconds, and the time of the request is no difference.
-    assert abs(figures.clock_ahead_secs - behind_secs) <= (1.5 if behind_secs else 0.0)
-    assert figures.disk.free_mb and figures.disk.total_mb
+    assert abs(measurements.clock_ahead_secs - behind_secs) <= (1.5 if behind_secs else 0.0)
+    assert measurements.disk.free_mb and measurements.disk.total_mb
 
 
 @contextlib.contextmanager

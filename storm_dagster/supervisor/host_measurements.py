@@ -1,4 +1,4 @@
-"""Figures of a supervisor's host that its record shows: its disk, and its clock."""
+"""Measurements of a supervisor's host for its record: its disk, and its clock."""
 
 import logging
 import threading
@@ -24,8 +24,11 @@ _ANSWER_SECS = 2.0
 """Longest wait for a nimbus, whose clock is compared."""
 
 
-class HostFigures:
-    """Newest figures; a thread of its own measures them, since a nimbus can be silent."""
+class HostMeasurements:
+    """Newest measurements of the host.
+
+    A thread of its own makes them, since a nimbus can be silent.
+    """
 
     def __init__(
         self, conf: Mapping[str, Any], home: Path, nimbus_urls: Callable[[], Sequence[str]]
@@ -40,7 +43,7 @@ class HostFigures:
 
     def start(self, stop: threading.Event) -> None:
         """Start the thread, which ends with ``stop``."""
-        threading.Thread(target=self._run, args=(stop,), name="figures", daemon=True).start()
+        threading.Thread(target=self._run, args=(stop,), name="measurements", daemon=True).start()
 
     def _run(self, stop: threading.Event) -> None:
         with httpx.Client(timeout=_ANSWER_SECS, **self._options) as http:
@@ -48,7 +51,7 @@ class HostFigures:
                 try:
                     self.measure(http)
                 except Exception:
-                    _log.exception("the figures of this host could not be measured")
+                    _log.exception("the disk and the clock of this host could not be measured")
                 has_clock = self.clock_ahead_secs is not None
                 stop.wait(_MEASURE_SECS if has_clock else _RETRY_SECS)
 
