@@ -224,7 +224,7 @@ class TaskBeats(Record):
     0.1.0.
     """
     summary: Annotated[dict[str, float], Field(max_length=100)] = {}
-    """Figures for a list of topologies: ``rate`` and ``failed`` per second, ``p95_ms``,
+    """Statistics for a list of topologies: ``rate`` and ``failed`` per second, ``p95_ms``,
     ``capacity``, ``lag``, and ``lag_rate`` (its growth per second).
     """
     trend: Annotated[str, Field(max_length=1000)] = ""

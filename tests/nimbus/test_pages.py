@@ -327,7 +327,7 @@ def test_a_silent_topology_master_delays_no_page_and_no_change(shop: Shop) -> No
                 began = time.monotonic()
                 found = page(shop, "/topologies/silent")
                 times.append(time.monotonic() - began)
-                assert "no figures yet" in found.text
+                assert "no statistics yet" in found.text
             answer = httpx.post(
                 f"{shop.nimbus.url}/v1/topologies/silent/deactivate",
                 json={"dry_run": True},

@@ -61,7 +61,7 @@ def test_components_are_sorted_by_what_is_asked_for() -> None:
 def test_a_worker_of_the_release_before_has_no_figures_and_no_findings() -> None:
     found = flow(3, {"tasks": {}, "workers": {}})
     assert found.findings == [] and found.rows["c01"]["rate"] is None
-    assert "no figures" in found.picture("", None)
+    assert "no statistics" in found.picture("", None)
     silent = flow(3, None)
     assert [one.kind for one in silent.findings] == ["silent-master"]
 

@@ -232,7 +232,7 @@ def _task_row(task: TaskSnapshot) -> dict[str, Any]:
 def _lines(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Two lines of a component in the graph; the second may be empty."""
     if row["rate"] is None:
-        first = "no figures"
+        first = "no statistics"
     else:
         first = f"{compact(row['rate'])}/s \u00b7 p95 {latency(row['p95_ms'])}"
     if row["fused"]:
