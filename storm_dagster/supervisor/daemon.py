@@ -110,16 +110,7 @@ class Supervisor:
         self._upgrades = Upgrades(
             supervisor_id, self._runs, boot_clock, float(conf["nimbus.task.launch.secs"])
         )
-        self._link = ClusterLink(
-            conf,
-            supervisor_id,
-            cluster_id=self._file.read_cluster_id(),
-            save_cluster_id=self._file.write_cluster_id,
-            info=self._info,
-            passes=lambda: self._passes,
-            wake=self._wake.set,
-            upgrades=self._upgrades,
-        )
+        self._link = self._cluster_link()
         self._measurements = HostMeasurements(conf.values, home, self._link.nimbus_urls)
         self._localizer = Localizer(
             self._folder, self._link.nimbus_urls, conf.values, self._stopping, self._link.code_hash
@@ -128,20 +119,7 @@ class Supervisor:
             home, supervisor_id, conf["storm.local.hostname"], conf.values
         )
         self._spares = launcher.spares
-        self.table: SlotTable = SlotTable(
-            self._ports,
-            SlotLimits(
-                start_timeout=conf["supervisor.worker.start.timeout.secs"],
-                silence_timeout=conf["supervisor.worker.timeout.secs"],
-                kill_after=conf["supervisor.worker.shutdown.sleep.secs"],
-            ),
-            self._localizer,
-            launcher.launch,
-            wake=self._wake.set,
-            clean=self._clean,
-            report=self._link.report,
-            failed=self._upgrades.on_failure,
-        )
+        self.table: SlotTable = self._slot_table(launcher)
         self._memory = MemoryGuard(conf.values, self._link.report)
         self._restarting: tuple[int, ...] = ()
         """Ports with a worker that is being restarted, for the record of the supervisor."""
@@ -154,10 +132,45 @@ class Supervisor:
         """True from the begin of a drain: the supervisor gets no new work."""
         self._ends_workers = False
         """True while the workers end, since this process ends: no work is wanted."""
-        scripts = conf["storm.health.check.dir"]
-        timeout_secs = conf["storm.health.check.timeout.ms"] / 1000
-        self._health = HealthCheck(Path(scripts) if scripts else None, timeout_secs, self._wake.set)
+        self._health = self._health_check()
         self._adopt_workers(former_state)
+
+    def _slot_table(self, launcher: Launcher) -> SlotTable:
+        """Slots of this supervisor, with the limits of the conf; ``launcher`` starts workers."""
+        return SlotTable(
+            self._ports,
+            SlotLimits(
+                start_timeout=self._conf["supervisor.worker.start.timeout.secs"],
+                silence_timeout=self._conf["supervisor.worker.timeout.secs"],
+                kill_after=self._conf["supervisor.worker.shutdown.sleep.secs"],
+            ),
+            self._localizer,
+            launcher.launch,
+            wake=self._wake.set,
+            clean=self._clean,
+            report=self._link.report,
+            failed=self._upgrades.on_failure,
+        )
+
+    def _cluster_link(self) -> ClusterLink:
+        """Connection to the cluster, which begins with the stored id of the cluster."""
+        return ClusterLink(
+            self._conf,
+            self.id,
+            cluster_id=self._file.read_cluster_id(),
+            save_cluster_id=self._file.write_cluster_id,
+            info=self._info,
+            passes=lambda: self._passes,
+            wake=self._wake.set,
+            upgrades=self._upgrades,
+        )
+
+    def _health_check(self) -> HealthCheck:
+        """Check of the host by the operators' scripts, if the conf names their folder."""
+        scripts = self._conf["storm.health.check.dir"]
+        folder = Path(scripts) if scripts else None
+        timeout_secs = self._conf["storm.health.check.timeout.ms"] / 1000
+        return HealthCheck(folder, timeout_secs, self._wake.set)
 
     def _adopt_workers(self, former_state: LocalState | None) -> None:
         """Restore the slots of the former process, and adopt the running workers."""
@@ -214,19 +227,7 @@ class Supervisor:
             live=self._loop.problems,
             ready=lambda: self._readiness_problems(stop),
         )
-        self._link.start()
-        self._health.start()
-        self._measurements.start(self._stopping)
-        # Sets ``stop`` once the address that this supervisor announces is no longer its own.
-        watch = self._log_service.announced
-        threading.Thread(
-            target=watch.run, args=(self._stopping, stop), name="address", daemon=True
-        ).start()
-        rotation = functools.partial(
-            rotate_logs, self.table.workers, self._conf["worker.log.max.bytes"], self._stopping
-        )
-        threading.Thread(target=rotation, name="logs", daemon=True).start()
-        threading.Thread(target=self._wake_at_stop, args=(stop,), name="stop", daemon=True).start()
+        self._start_threads(stop)
         # A full disk must withdraw the free slots before work is placed on them.
         self._housekeeper.do(self._probe)
         max_pause = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
@@ -242,7 +243,8 @@ class Supervisor:
                     self._housekeeper.do(self._probe)
                     self._housekeeper.do(self._spares.refill)
                 self._wake.wait(self.table.pause(now, max_pause))
-            if self._on_term != "leave" and watch.failure is None:
+            keeps_address = self._log_service.announced.failure is None
+            if self._on_term != "leave" and keeps_address:
                 if self._on_term == "drain":
                     self._drain(hurry or threading.Event())
                 self._end_workers()
@@ -256,6 +258,22 @@ class Supervisor:
             self._housekeeper.close()
             self._spares.close()
             self._localizer.close()
+
+    def _start_threads(self, stop: threading.Event) -> None:
+        """Start the threads beside the loop; they end with the process or :attr:`_stopping`."""
+        self._link.start()
+        self._health.start()
+        self._measurements.start(self._stopping)
+        # Sets ``stop`` once the address that this supervisor announces is no longer its own.
+        watch = self._log_service.announced
+        threading.Thread(
+            target=watch.run, args=(self._stopping, stop), name="address", daemon=True
+        ).start()
+        rotation = functools.partial(
+            rotate_logs, self.table.workers, self._conf["worker.log.max.bytes"], self._stopping
+        )
+        threading.Thread(target=rotation, name="logs", daemon=True).start()
+        threading.Thread(target=self._wake_at_stop, args=(stop,), name="stop", daemon=True).start()
 
     def _readiness_problems(self, stop: threading.Event) -> list[str]:
         """Reasons why this supervisor gets no new work: its end, and those of the link."""
