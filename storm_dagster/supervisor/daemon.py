@@ -37,10 +37,8 @@ from storm_dagster.supervisor.host_measurements import HostMeasurements
 from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs
 from storm_dagster.supervisor.launcher import (
     Launcher,
-    find_workers,
     heartbeat_path,
     log_path,
-    remove_stale_folders,
 )
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile
@@ -48,6 +46,7 @@ from storm_dagster.supervisor.localizer import Localizer
 from storm_dagster.supervisor.log_rotation import rotate_logs
 from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
+from storm_dagster.supervisor.running_workers import find_workers, remove_stale_folders
 from storm_dagster.supervisor.slots import SlotTable
 from storm_dagster.supervisor.upgrades import Upgrades
 

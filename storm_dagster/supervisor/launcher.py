@@ -1,7 +1,4 @@
-"""Launcher of workers: folder, spec, environment, log and process.
-
-It also finds the workers that run already, for a supervisor that starts.
-"""
+"""Launcher of workers: folder, spec, environment, log and process."""
 
 import logging
 import os
@@ -9,8 +6,9 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.descendants import MARK
 from storm_dagster.host.files import read_json_object, write_atomically
 from storm_dagster.host.processes import RunFile, start_ticks
-from storm_dagster.host.worker_spec import SPARE, WORKER_MODULE, WorkerSpec, worker_processes
+from storm_dagster.host.worker_spec import SPARE, WORKER_MODULE, WorkerSpec
 from storm_dagster.model.conf_layers import merge_conf
-from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
+from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.operations.live.worker_requests import link_key_of
 from storm_dagster.security.authority import (
     AUTHORITY_FILE,
@@ -33,7 +31,7 @@ from storm_dagster.security.authority import (
 )
 from storm_dagster.security.server_identity import DAEMON_USER, NEEDS_PROOF
 from storm_dagster.security.settings import Security
-from storm_dagster.security.zookeeper_access import PAYLOAD, ZooKeeperUsers
+from storm_dagster.security.zookeeper_access import ZooKeeperUsers
 from storm_dagster.supervisor.handed_conf import handed_conf, handed_environment
 from storm_dagster.supervisor.housekeeping import LOG_BACKUPS, rotate
 from storm_dagster.supervisor.localizer import LocalCode
@@ -42,7 +40,6 @@ from storm_dagster.supervisor.spares import Spares, end, start
 from storm_dagster.supervisor.worker_cgroups import (
     WorkerCgroup,
     WorkerCgroups,
-    end_leftovers,
     record_cgroup,
 )
 from storm_dagster.supervisor.worker_user import OWN, WorkerUser, link_code, open_home, worker_user
@@ -53,8 +50,6 @@ _SPARE_CONF_KEYS = ("topology.environment", "topology.python")
 """Keys that a spare has from the supervisor's conf. A topology with other values gets another
 process.
 """
-_OUTDATED = -1
-"""A number of restarts that no assignment has, so that the worker is replaced."""
 SPEC = "SPEC.json"
 """File of a worker's specification in its working folder."""
 HEARTBEAT = "heartbeat.json"
@@ -119,6 +114,27 @@ def worker_environment(
     return environment
 
 
+@dataclass(frozen=True)
+class _Start:
+    """Values of the start of one worker, before a file is written."""
+
+    port: int
+    worker: Worker
+    folder: Path
+    """Working folder."""
+    own: Path
+    """Folder that the worker can write: the working folder, or another user's folder in it."""
+    log: Path
+    spec: WorkerSpec
+    """Spec in the working folder, which the supervisor reads when it starts."""
+    worker_spec: WorkerSpec
+    """Spec that the worker reads. That of another user is never believed by the supervisor."""
+    environment: dict[str, str]
+    command: list[str]
+    user: WorkerUser | None
+    """Another user of the worker; ``None`` for the user of the supervisor."""
+
+
 class Launcher:
     """Launcher of one supervisor's workers.
 
@@ -180,14 +196,14 @@ class Launcher:
         )
         worker_id, spare = self.spares.take(spare_fits)
         try:
-            return self._launch(port, work, code, conf, user, worker_id, spare)
+            return self._launch(self._prepare(port, work, code, conf, user, worker_id), code, spare)
         except BaseException:
             if spare is not None:
                 # No other launch can have it: it waits for the spec of this worker.
                 end(spare)
             raise
 
-    def _launch(
+    def _prepare(
         self,
         port: int,
         work: Work,
@@ -195,30 +211,20 @@ class Launcher:
         conf: Mapping[str, Any],
         user: WorkerUser | None,
         worker_id: str,
-        spare: subprocess.Popen[bytes] | None,
-    ) -> LiveWorker:
-        """Start the worker of that id as ``user``; in ``spare``, if there is one.
+    ) -> _Start:
+        """Values of the start of the worker of that id as ``user``; no file is written.
 
-        ``conf`` is that of its topology. If that fails, its folder is removed.
+        ``conf`` is that of its topology.
         """
         folder = self._home / "workers" / worker_id
         own = folder / OWN if user is not None else folder
         log = log_path(self._home, work.topology_id, port)
         spec = self._make_spec(port, work, code, worker_id, own, log)
-        # A worker of another user reads another spec, which the supervisor never believes.
         worker_spec = spec
         base_environment = dict(os.environ)
         if user is not None:
             user_home = user.home(self._home)
-            worker_spec = spec.model_copy(
-                update={
-                    "home": str(user_home),
-                    "code_dir": str(own / code.path.name),
-                    # The folder of the log is closed to the worker.
-                    "log_path": "/dev/stdout",
-                    "conf": {**spec.conf, **self._certificate_conf(own)},
-                }
-            )
+            worker_spec = self._spec_of_other_user(spec, code, own, user_home)
             base_environment = user.environment(base_environment, user_home)
         environment = worker_environment(
             base_environment,
@@ -228,38 +234,80 @@ class Launcher:
             self._conf["supervisor.worker.environment"],
             other_user=user is not None,
         )
-        # First, where it is found whatever else the environment has.
-        environment = {MARK: worker_id, **environment}
+        return _Start(
+            port=port,
+            worker=Worker(worker_id, work),
+            folder=folder,
+            own=own,
+            log=log,
+            spec=spec,
+            worker_spec=worker_spec,
+            # First, where it is found whatever else the environment has.
+            environment={MARK: worker_id, **environment},
+            command=worker_command(conf, own / SPEC),
+            user=user,
+        )
+
+    def _spec_of_other_user(
+        self, spec: WorkerSpec, code: LocalCode, own: Path, user_home: Path
+    ) -> WorkerSpec:
+        """Spec that a worker of another user reads, whose paths that user can reach."""
+        return spec.model_copy(
+            update={
+                "home": str(user_home),
+                "code_dir": str(own / code.path.name),
+                # The folder of the log is closed to the worker.
+                "log_path": "/dev/stdout",
+                "conf": {**spec.conf, **self._certificate_conf(own)},
+            }
+        )
+
+    def _launch(
+        self, start: _Start, code: LocalCode, spare: subprocess.Popen[bytes] | None
+    ) -> LiveWorker:
+        """Start a worker, in ``spare`` if there is one. If that fails, its folder is removed."""
         cgroup: WorkerCgroup | None = None
         try:
-            folder.mkdir(parents=True)
-            _prepare_log(log, int(self._conf["worker.log.max.bytes"]))
-            cgroup = self.cgroups.make(worker_id)
-            record_cgroup(folder, cgroup)
-            spec.write(folder / SPEC)
-            if user is not None:
-                folder.chmod(0o711)
-                own.mkdir(mode=0o700)
-                if self._authority is not None:
-                    _issue_certificate(self._authority, own, user)
-                worker_spec.write(own / SPEC)
-                link_code(code.path, own / code.path.name)
-                user.give(own)
+            start.folder.mkdir(parents=True)
+            _prepare_log(start.log, int(self._conf["worker.log.max.bytes"]))
+            cgroup = self.cgroups.make(start.worker.id)
+            record_cgroup(start.folder, cgroup)
+            self._write_specs(start, code)
             # A spare that died in the meantime is replaced by an ordinary process.
             if spare is not None and _start_in(spare, cgroup):
                 child = spare
             else:
-                command = worker_command(conf, own / SPEC)
-                child = self._spawn(command, own, environment, log, user, cgroup=cgroup)
+                child = self._spawn(
+                    start.command,
+                    start.own,
+                    start.environment,
+                    start.log,
+                    start.user,
+                    cgroup=cgroup,
+                )
         except BaseException:
             if cgroup is not None:
                 cgroup.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(start.folder, ignore_errors=True)
             raise
-        process = self._note_start(port, work, worker_id, child, cgroup)
-        return LiveWorker(
-            port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started
-        )
+        worker = start.worker
+        process = self._note_start(start.port, worker.work, worker.id, child, cgroup)
+        heartbeat = Path(start.spec.heartbeat_path)
+        return LiveWorker(start.port, worker, process, heartbeat, start.log, start.spec.started)
+
+    def _write_specs(self, start: _Start, code: LocalCode) -> None:
+        """Write the spec, and the own folder of a worker of another user."""
+        start.spec.write(start.folder / SPEC)
+        user = start.user
+        if user is None:
+            return
+        start.folder.chmod(0o711)
+        start.own.mkdir(mode=0o700)
+        if self._authority is not None:
+            _issue_certificate(self._authority, start.own, user)
+        start.worker_spec.write(start.own / SPEC)
+        link_code(code.path, start.own / code.path.name)
+        user.give(start.own)
 
     def _certificate_conf(self, own: Path) -> dict[str, str]:
         """Conf keys of a worker of another user, which has certificates in its own folder."""
@@ -457,84 +505,3 @@ def _before_exec(conf: Mapping[str, Any], members: int) -> Callable[[], None]:
             resource.setrlimit(limit, (value, value))
 
     return apply
-
-
-def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> list[LiveWorker]:
-    """Live worker processes of that supervisor, in each slot the oldest first.
-
-    Workers outlive their supervisor. They are searched among the processes of the system, by the
-    path of their spec below ``home``, so that a worker is found even if the supervisor died before
-    it recorded the start, or the state file is damaged. A worker whose secrets are no longer valid
-    by ``conf`` is returned as work that no assignment names, and so is restarted in its slot.
-    """
-    security = Security.of(conf)
-    users = ZooKeeperUsers.of(conf)
-    cgroups = WorkerCgroups(conf)
-    workers: list[LiveWorker] = []
-    for process, path in worker_processes():
-        folder = path.parent.parent if path.parent.name == OWN else path.parent
-        # Its children may have the same command line; the session's leader is the worker.
-        if folder.parent != home / "workers" or process.session != process.pid:
-            continue
-        try:
-            # Another user may start a process with such a command line.
-            if os.stat(f"/proc/{process.pid}").st_uid != path.parent.stat().st_uid:
-                continue
-            spec = WorkerSpec.read(folder / SPEC)
-        except FileNotFoundError:
-            continue  # A spare, which ends with its supervisor.
-        except (OSError, Corrupt) as error:
-            _log.warning(
-                "process %d runs a worker whose spec cannot be read: %s", process.pid, error
-            )
-            continue
-        if spec.node != supervisor_id:
-            continue
-        # The folder of the code is named after its blob keys.
-        restarts = spec.restarts if _is_current(spec, security, users) else _OUTDATED
-        worker = Worker(folder.name, Work(spec.topology_id, Path(spec.code_dir).name, restarts))
-        cgroup = cgroups.adopt(process.pid, process.start_ticks, folder)
-        identity = WorkerProcess(
-            process.pid, process.start_ticks, boot_id(), None, folder.name, cgroup
-        )
-        workers.append(
-            LiveWorker(
-                spec.port,
-                worker,
-                identity,
-                Path(spec.heartbeat_path),
-                Path(spec.log_path),
-                spec.started,
-            )
-        )
-    return sorted(workers, key=lambda live: (live.port, live.process.start_ticks))
-
-
-def _is_current(spec: WorkerSpec, security: Security, users: ZooKeeperUsers | None) -> bool:
-    """True if the secrets of a worker are still valid.
-
-    They open other workers and ZooKeeper to it.
-    """
-    if spec.link_key != link_key_of(security, spec.topology_id):
-        return False
-    if users is None:
-        return True
-    valid_users = set(users.worker_conf(spec.topology_id)[PAYLOAD].split("\n"))
-    own_users = str(spec.conf.get(PAYLOAD, "")).split("\n")
-    return not valid_users.isdisjoint(own_users)
-
-
-def remove_stale_folders(home: Path, supervisor_id: str, live_ids: Iterable[str]) -> None:
-    """Remove the folders of this supervisor's dead workers, and end what these have left.
-
-    ``live_ids`` are the ids of its live ones. A folder without a readable spec stays: it may be
-    another supervisor's.
-    """
-    kept_names = set(live_ids)
-    for folder in sorted((home / "workers").glob("*")):
-        with suppress(OSError, Corrupt):
-            if folder.name in kept_names:
-                continue
-            if WorkerSpec.read(folder / SPEC).node == supervisor_id:
-                end_leftovers(folder)
-                shutil.rmtree(folder, ignore_errors=True)

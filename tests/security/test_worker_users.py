@@ -20,9 +20,10 @@ from storm_dagster.host.files import make_home_private
 from storm_dagster.host.worker_spec import HeartbeatFile, worker_processes
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.supervisor.launcher import Launcher, find_workers
+from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker
+from storm_dagster.supervisor.running_workers import find_workers
 from storm_dagster.supervisor.worker_user import worker_user
 from storm_dagster.testing.waiting import eventually
 

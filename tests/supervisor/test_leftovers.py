@@ -34,11 +34,10 @@ from storm_dagster.supervisor import processes
 from storm_dagster.supervisor.launcher import (
     SPEC,
     Launcher,
-    find_workers,
-    remove_stale_folders,
 )
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker, ProcessWatch, WorkerProcess
+from storm_dagster.supervisor.running_workers import find_workers, remove_stale_folders
 from storm_dagster.supervisor.worker_cgroups import recorded_cgroup
 from storm_dagster.testing.waiting import eventually
 
