@@ -119,10 +119,7 @@ def _serve(
     host = check_exposure(conf, "nimbus", "secret or tls")
     stack.enter_context(hold_folder(home, "nimbus", nimbus_id))
     folder = home / "nimbus" / nimbus_id
-    for path in (folder / "inbox", folder / "cache"):
-        # Without them uploads fail, and the read cache has no disk level.
-        make = partial(path.mkdir, parents=True, exist_ok=True)
-        write_if_possible(make, f"{path} cannot be made")
+    _make_folders(folder)
     listener, thrift_listener = _listen(conf, host, stack)
     identity = Identity(
         id=nimbus_id,
@@ -145,18 +142,9 @@ def _serve(
     thrift = ThriftService(nimbus, reader, submissions, lifecycle, thrift_listener)
     accepted_operations = AcceptedOperations(nimbus, submissions, lifecycle)
     ended = threading.Event()
-    threads: dict[str, Callable[[], None]] = {
-        "nimbus-duties": lambda: LeaderDuties(nimbus).run(ended),
-        "nimbus-transitions": lambda: LeaderTransitions(nimbus).run(ended),
-        "nimbus-reports": lambda: LeaderReports(nimbus).run(ended),
-        "nimbus-forwarding": lambda: LeaderEvents(nimbus).run(ended),
-        "nimbus-healing": lambda: LeaderHealing(nimbus).run(ended),
-        "nimbus-drains": lambda: LeaderDrains(nimbus).run(ended),
-        "nimbus-blob-sync": lambda: _synchronize(sync, sync_wake, ended),
-        "nimbus-takeover": lambda: accepted_operations.run(ended),
-        "nimbus-actions": lambda: ActionNotifier(nimbus).run(ended),
-        "nimbus-upkeep": lambda: _keep_up(nimbus, ended),
-    }
+    threads = _leader_threads(nimbus, accepted_operations, ended)
+    threads["nimbus-blob-sync"] = lambda: _synchronize(sync, sync_wake, ended)
+    threads["nimbus-upkeep"] = lambda: _keep_up(nimbus, ended)
     if security.secret is not None:
         threads["nimbus-tokens"] = lambda: nimbus.access_tokens.run(ended)
     for name, work in threads.items():
@@ -175,19 +163,40 @@ def _serve(
     service.start()
     stack.callback(thrift.stop)
     thrift.start()
-    record = RunFile.write(
-        home,
-        "nimbus",
-        nimbus_id,
-        ports={"http": identity.http_port, "thrift": identity.thrift_port},
-        required=False,
-    )
+    ports = {"http": identity.http_port, "thrift": identity.thrift_port}
+    record = RunFile.write(home, "nimbus", nimbus_id, ports=ports, required=False)
     stack.callback(record.remove, home)
     _log.info("nimbus %s serves %s as %s", nimbus_id, identity.http, identity.address)
     election.run(stop)
     for watch in watches:
         if watch.failure is not None:
             raise watch.failure
+
+
+def _make_folders(folder: Path) -> None:
+    """Make the folders of uploads and of the read cache, if the disk takes them.
+
+    Without them uploads fail, and the read cache has no disk level.
+    """
+    for path in (folder / "inbox", folder / "cache"):
+        make = partial(path.mkdir, parents=True, exist_ok=True)
+        write_if_possible(make, f"{path} cannot be made")
+
+
+def _leader_threads(
+    nimbus: Nimbus, accepted_operations: AcceptedOperations, ended: threading.Event
+) -> dict[str, Callable[[], None]]:
+    """Names and bodies of the threads that work while this nimbus leads, until ``ended``."""
+    return {
+        "nimbus-duties": lambda: LeaderDuties(nimbus).run(ended),
+        "nimbus-transitions": lambda: LeaderTransitions(nimbus).run(ended),
+        "nimbus-reports": lambda: LeaderReports(nimbus).run(ended),
+        "nimbus-forwarding": lambda: LeaderEvents(nimbus).run(ended),
+        "nimbus-healing": lambda: LeaderHealing(nimbus).run(ended),
+        "nimbus-drains": lambda: LeaderDrains(nimbus).run(ended),
+        "nimbus-takeover": lambda: accepted_operations.run(ended),
+        "nimbus-actions": lambda: ActionNotifier(nimbus).run(ended),
+    }
 
 
 def _listen(conf: ClusterConf, host: str, stack: ExitStack) -> tuple[socket.socket, socket.socket]:
@@ -269,16 +278,7 @@ def _open(
     blobs = NimbusBlobStore(
         base, status, registry, replicator, conf["topology.min.replication.count"], cluster
     )
-    dagster = DagsterClient(
-        DagsterTransport(
-            _dagster_access(conf, home),
-            timeout=conf["dagster.graphql.timeout.secs"],
-            security=security,
-        ),
-        location=conf["dagster.location"],
-        names=DagsterNames(cluster=conf["dagster.cluster"]),
-        launch_secs=conf["dagster.launch.timeout.secs"],
-    )
+    dagster = _dagster_client(conf, home, security)
     stack.callback(dagster.close)
     nimbus = Nimbus(
         conf=conf,
@@ -304,6 +304,21 @@ def _open(
     return nimbus, sync
 
 
+def _dagster_client(conf: ClusterConf, home: Path, security: Security) -> DagsterClient:
+    """Client of the Dagster that serves the cluster, with the time limits of the conf."""
+    transport = DagsterTransport(
+        _dagster_access(conf, home),
+        timeout=conf["dagster.graphql.timeout.secs"],
+        security=security,
+    )
+    return DagsterClient(
+        transport,
+        location=conf["dagster.location"],
+        names=DagsterNames(cluster=conf["dagster.cluster"]),
+        launch_secs=conf["dagster.launch.timeout.secs"],
+    )
+
+
 def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess | None]:
     """Return the source of Dagster's address.
 
@@ -327,7 +342,7 @@ def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess
 
 
 def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
-    """Read the whole cluster once as a new leader, and take over the events of former leaders.
+    """Read the whole cluster once as a new leader, and adopt the events of former leaders.
 
     A nimbus must not lead a cluster that it cannot read. Missing folders of the state are created,
     and the first leader that records access tokens stores its start.
