@@ -6,7 +6,7 @@ components, and the at most 100 metrics of a task), never from requests.
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import (
@@ -86,8 +86,33 @@ class _ClusterMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges; at the leader also the metrics of topologies."""
-        nimbus = self._nimbus
         health = self._reader.health()
+        yield from self._process_metrics(health)
+        try:
+            view = self._reader.view()
+            healing = self._reader.healing()
+        except StormDagsterError:
+            return
+        yield _gauge("storm_nimbus_epoch", "Leadership epoch of the cluster", view.epoch)
+        is_armed = healing["by"] == "sensor"
+        yield _gauge("storm_healing_sensor_armed", "1 while a sensor of Dagster heals", is_armed)
+        pause = healing["pause"]
+        yield _gauge("storm_healing_paused", "1 while operators have paused healing", bool(pause))
+        demands = slot_demands(view)
+        yield from _view_metrics(view, demands)
+        yield from _supervisor_metrics(view)
+        if health["leader"]:
+            # Only the leader reports them, so that sums over all nimbuses are right.
+            yield from self._topologies()
+            yield from _demand_metrics(demands)
+            try:
+                yield from self._events()
+            except StormDagsterError:
+                return
+
+    def _process_metrics(self, health: Mapping[str, Any]) -> Iterator[Metric]:
+        """Yield the gauges of this process, which need no ZooKeeper."""
+        nimbus = self._nimbus
         yield _gauge("storm_nimbus_leader", "1 while this nimbus leads", health["leader"])
         yield _gauge("storm_nimbus_uptime_seconds", "Seconds since start", health["uptime_secs"])
         yield _gauge(
@@ -125,43 +150,6 @@ class _ClusterMetrics(Collector):
                 "level",
                 reads,
             )
-        try:
-            view = self._reader.view()
-            healing = self._reader.healing()
-        except StormDagsterError:
-            return
-        yield _gauge("storm_nimbus_epoch", "Leadership epoch of the cluster", view.epoch)
-        is_armed = healing["by"] == "sensor"
-        yield _gauge("storm_healing_sensor_armed", "1 while a sensor of Dagster heals", is_armed)
-        pause = healing["pause"]
-        yield _gauge("storm_healing_paused", "1 while operators have paused healing", bool(pause))
-        statuses = sorted(Tally((part.base.status,) for part in view.topologies.values()).items())
-        yield _gauges("storm_topologies", "Topologies by status", "status", dict(statuses))
-        yield _gauge("storm_supervisors", "Live supervisors", len(view.supervisors))
-        used = sum(
-            len(ports) for node, ports in view.used_ports().items() if node in view.supervisors
-        )
-        yield _gauge("storm_slots_used", "Slots in use on live supervisors", used)
-        slots = sum(len(info.ports) for info in view.supervisors.values())
-        yield _gauge("storm_slots_total", "Slots of live supervisors", slots)
-        demands = slot_demands(view)
-        requested = sum(demand.requested for demand in demands)
-        yield _gauge("storm_slots_wanted", "Slots that topologies ask for", requested)
-        unplaced = sum(demand.has_unplaced for demand in demands)
-        yield _gauge("storm_topologies_unplaced", "Topologies with a task without a slot", unplaced)
-        draining = {info.host for info in view.supervisors.values() if info.draining}
-        yield _gauge("storm_hosts_draining", "Hosts whose supervisor drains", len(draining))
-        live = sum(len(part.live_workers) for part in view.topologies.values())
-        yield _gauge("storm_workers_live", "Workers whose session lives", live)
-        yield from _supervisor_metrics(view)
-        if health["leader"]:
-            # Only the leader reports them, so that sums over all nimbuses are right.
-            yield from self._topologies()
-            yield from _demand_metrics(demands)
-            try:
-                yield from self._events()
-            except StormDagsterError:
-                return
 
     def _events(self) -> Iterator[Metric]:
         """Yield the numbers of events for Dagster, also of topologies that are gone."""
@@ -215,6 +203,25 @@ class _ClusterMetrics(Collector):
                 "topology",
                 {(topology.name,): getattr(topology, row["of"]) for topology in topologies},
             )
+
+
+def _view_metrics(view: ClusterView, demands: Sequence[SlotDemand]) -> Iterator[Metric]:
+    """Yield the numbers of topologies, supervisors, slots and workers of the cluster."""
+    statuses = sorted(Tally((part.base.status,) for part in view.topologies.values()).items())
+    yield _gauges("storm_topologies", "Topologies by status", "status", dict(statuses))
+    yield _gauge("storm_supervisors", "Live supervisors", len(view.supervisors))
+    used = sum(len(ports) for node, ports in view.used_ports().items() if node in view.supervisors)
+    yield _gauge("storm_slots_used", "Slots in use on live supervisors", used)
+    slots = sum(len(info.ports) for info in view.supervisors.values())
+    yield _gauge("storm_slots_total", "Slots of live supervisors", slots)
+    requested = sum(demand.requested for demand in demands)
+    yield _gauge("storm_slots_wanted", "Slots that topologies ask for", requested)
+    unplaced = sum(demand.has_unplaced for demand in demands)
+    yield _gauge("storm_topologies_unplaced", "Topologies with a task without a slot", unplaced)
+    draining = {info.host for info in view.supervisors.values() if info.draining}
+    yield _gauge("storm_hosts_draining", "Hosts whose supervisor drains", len(draining))
+    live = sum(len(part.live_workers) for part in view.topologies.values())
+    yield _gauge("storm_workers_live", "Workers whose session lives", live)
 
 
 def _supervisor_metrics(view: ClusterView) -> Iterator[Metric]:
