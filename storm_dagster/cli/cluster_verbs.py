@@ -293,13 +293,9 @@ def dev(
     # First: without Java no other check is of use.
     java = java_command()
     home = invocation.home
-    conf = load_cluster_conf(invocation.conf_dir or home, invocation.overrides)
-    if conf["storm.cluster.mode"] != "distributed":
-        raise InvalidRequest(
-            "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
-        )
     is_child = REPORT_FD in os.environ
     own_dagster = not no_dagster and dagster_url is None
+    conf = _load_conf_of_daemons(invocation)
     _check_workspaces(workspaces, own_dagster)
     if not own_dagster:
         # A detached dev does not repeat the check of the command that started it.
@@ -314,10 +310,7 @@ def dev(
         workspaces=tuple(path.absolute() for path in workspaces),
         **options,
     )
-    if dev_options.spark_workers and (conf.get("spark.remote") or conf.get("spark.master")):
-        raise InvalidRequest(
-            "--spark-workers is for dev's own Spark: omit it, or spark.remote and spark.master"
-        )
+    _check_spark_workers(dev_options, conf)
     if invocation.dry_run:
         _print_plan(invocation, dev_options, java)
         return
@@ -335,6 +328,24 @@ def dev(
         run_foreground(
             plan,
             lambda cluster: _show_ready(invocation, cluster, detached=False, lines=no_dagster),
+        )
+
+
+def _load_conf_of_daemons(invocation: Invocation) -> ClusterConf:
+    """Conf of the cluster, which must be in distributed mode."""
+    conf = load_cluster_conf(invocation.conf_dir or invocation.home, invocation.overrides)
+    if conf["storm.cluster.mode"] != "distributed":
+        raise InvalidRequest(
+            "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
+        )
+    return conf
+
+
+def _check_spark_workers(dev_options: "DevOptions", conf: ClusterConf) -> None:
+    """Raise an error if workers of dev's own Spark are asked for, and the conf names another."""
+    if dev_options.spark_workers and (conf.get("spark.remote") or conf.get("spark.master")):
+        raise InvalidRequest(
+            "--spark-workers is for dev's own Spark: omit it, or spark.remote and spark.master"
         )
 
 
