@@ -26,7 +26,7 @@ from storm_dagster.model.records import (
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import decode_request
 from storm_dagster.nimbus.requests import topology_stats
-from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
+from storm_dagster.nimbus.requests.topology_stats import SharedValues, TopologyStats
 
 
 def topology(port: int, *, live: bool = True) -> TopologyView:
@@ -95,7 +95,7 @@ def test_who_asks_at_the_same_time_shares_one_request() -> None:
         go.wait(10)
         return {"tasks": {"1": {}}}
 
-    shared = SharedAnswers(60.0)
+    shared = SharedValues(60.0)
     with ThreadPoolExecutor(20) as pool:
         waiting = [pool.submit(shared.get, 1, ask) for _ in range(20)]
         time.sleep(0.1)
@@ -107,7 +107,7 @@ def test_who_asks_at_the_same_time_shares_one_request() -> None:
 
 def test_three_hundred_topologies_keep_their_answers() -> None:
     asked: list[int] = []
-    shared = SharedAnswers(60.0)
+    shared = SharedValues(60.0)
     for _ in range(2):
         for number in range(300):
             assert shared.get(
@@ -126,11 +126,11 @@ def test_an_answer_may_be_shared_for_longer_the_more_it_cost() -> None:
             pass
         return {"took": secs}
 
-    shared = SharedAnswers(60.0, times=1000.0)
+    shared = SharedValues(60.0, times=1000.0)
     for _ in range(3):
         assert shared.get("dear", lambda: ask(0.06)) == {"took": 0.06}
     assert asked == [0.06], "for 60 s"
-    cheap = SharedAnswers(60.0, times=0.0)
+    cheap = SharedValues(60.0, times=0.0)
     for _ in range(3):
         assert cheap.get("cheap", lambda: ask(0.0)) == {"took": 0.0}
     assert asked == [0.06, 0.0, 0.0, 0.0]
@@ -145,7 +145,7 @@ def test_no_answer_is_asked_for_again_and_an_error_keeps_nobody_waiting() -> Non
             raise answer
         return answer
 
-    shared = SharedAnswers(60.0)
+    shared = SharedValues(60.0)
     assert shared.get(1, ask) is None
     with pytest.raises(ValueError):
         shared.get(1, ask)
@@ -161,7 +161,7 @@ def test_a_page_gets_the_answer_before_while_a_topology_master_is_silent() -> No
             go.wait(10)
         return answer
 
-    shared = SharedAnswers(0.0)
+    shared = SharedValues(0.0)
     with ThreadPoolExecutor(1) as askers:
         assert shared.latest(1, ask, askers, 10.0)[0] == {"number": 1}
         answer, age = shared.latest(1, ask, askers, 0.05)
@@ -189,7 +189,7 @@ def test_nobody_waits_for_ever_for_a_request_of_somebody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(topology_stats, "_MAX_WAIT_SECS", 0.05)
-    shared, answered = SharedAnswers(60.0), threading.Event()
+    shared, answered = SharedValues(60.0), threading.Event()
 
     def ask() -> dict[str, Any]:
         answered.wait(30)

@@ -36,7 +36,7 @@ from storm_dagster.nimbus.requests.cluster_rows import (
 from storm_dagster.nimbus.requests.event_pulls import users_of_events
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.starting import StartingTopologies
-from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
+from storm_dagster.nimbus.requests.topology_stats import SharedValues, TopologyStats
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.worker_requests import WorkerLinks
 from storm_dagster.operations.read import status
@@ -80,11 +80,16 @@ class ClusterReader:
         self._starting = StartingTopologies(nimbus)
         self._view_lock = threading.Lock()
         self._masters = masters
-        self._stats = SharedAnswers(_STATS_SECS)
-        self._history = SharedAnswers(_HISTORY_SECS)
-        """Rows of charts, and the code of topologies as ``("code", its code folder)``."""
-        self._errors = SharedAnswers(_ERRORS_SECS)
-        self._operations = SharedAnswers(_VIEW_SECS)
+        self._stats = SharedValues[Mapping[str, Any]](_STATS_SECS)
+        """Answers of topology masters, by topology id."""
+        self._history = SharedValues[Mapping[str, Any]](_HISTORY_SECS)
+        """Rows of charts, by topology id, component and length."""
+        self._code = SharedValues[Runnable | str](_HISTORY_SECS)
+        """Code of topologies, or the reason why it cannot be read, by code folder."""
+        self._errors = SharedValues[list[tuple[str, TaskError]]](_ERRORS_SECS)
+        """Errors by topology id."""
+        self._operations = SharedValues[list[OperationStatus]](_VIEW_SECS)
+        """Operations under way, with one key."""
         self._token_reader = OpenTokenReader()
         """Reader of the records of operations; it spares reads of finished ones."""
         self._copies: tuple[float, dict[str, int]] = (0.0, {})
@@ -116,7 +121,7 @@ class ClusterReader:
             self._view = (began_at, time.monotonic(), view)
             return view
 
-    def listed(self) -> tuple[ClusterView, list[StartingTopology]]:
+    def view_and_starting(self) -> tuple[ClusterView, list[StartingTopology]]:
         """View of the cluster, and the topologies that are being submitted and not in it.
 
         No topology is missing in both, because the view is read after the list.
@@ -127,7 +132,7 @@ class ClusterReader:
 
     def starting(self, name: str | None) -> list[StartingTopology]:
         """The topologies of that name or id that are being submitted."""
-        _, starting = self.listed()
+        _, starting = self.view_and_starting()
         return [topology for topology in starting if name in (topology.name, topology.id)]
 
     def forget(self) -> None:
@@ -154,8 +159,7 @@ class ClusterReader:
 
     def operations(self, topology: str | None = None) -> list[dict[str, Any]]:
         """Rows of ``GET /v1/operations``; with ``topology`` those of one, by its name."""
-        answer = self._operations.get("operations", self._read_operations) or {}
-        operations: list[OperationStatus] = answer.get("operations", [])
+        operations = self._operations.get("operations", self._read_operations) or []
         now_secs = int(time.time())
         return [
             operation.to_document(now_secs)
@@ -163,13 +167,12 @@ class ClusterReader:
             if topology in (None, operation.topology)
         ]
 
-    def _read_operations(self) -> Mapping[str, Any]:
-        """``{"operations": list of OperationStatus}``: shared answers are mappings."""
+    def _read_operations(self) -> list[OperationStatus]:
+        """Read the operations under way from ZooKeeper."""
         runs = self._nimbus.launches.runs
-        operations = operations_under_way(
+        return operations_under_way(
             self._reading_context(), self.view(), self._token_reader, runs.get
         )
-        return {"operations": operations}
 
     def _topology(self, view: ClusterView, name: str) -> TopologyView:
         """Find a topology by name or id.
@@ -427,7 +430,7 @@ class ClusterReader:
         }
 
     def healing(self, is_armed: bool | None = None) -> dict[str, Any]:
-        """Who heals, and the pause by operators.
+        """Healer, and the pause by operators.
 
         ``is_armed``: ``/healer`` exists; ``None`` if the caller does not know.
         """
@@ -472,24 +475,20 @@ class ClusterReader:
     def errors(self, topology: TopologyView) -> list[tuple[str, TaskError]]:
         """Errors of a topology as (component, error), newest first; at most 2 s old."""
         context = self._reading_context()
-        answer = self._errors.get(
-            topology.id, lambda: {"errors": status.errors_of(context, topology.id)}
-        )
-        return answer["errors"] if answer else []
+        return self._errors.get(topology.id, lambda: status.errors_of(context, topology.id)) or []
 
     def code(self, topology: TopologyView) -> Runnable | None:
         """Submitted topology, for a page; ``None`` while no nimbus holds its code."""
 
-        def read() -> Mapping[str, Any]:
+        def read() -> Runnable | str:
             try:
-                return {"code": self.runnable(topology.id)}
-            except StormDagsterError:
-                return {"code": None}
+                return self.runnable(topology.id)
+            except StormDagsterError as error:
+                # Shared like the code, so that not every page tries to read code that is away.
+                return error.message
 
-        answer, _ = self._history.latest(
-            ("code", topology.code_dir), read, self._askers, _PATIENCE_SECS
-        )
-        return answer["code"] if answer else None
+        code, _ = self._code.latest(topology.code_dir, read, self._askers, _PATIENCE_SECS)
+        return code if isinstance(code, Runnable) else None
 
     def _nimbuses(self) -> list[dict[str, Any]]:
         """Rows of the nimbuses that are alive, the leader first.

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Executor, Future, TimeoutError
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.view import TopologyView
@@ -15,8 +16,7 @@ from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_topol
 
 _log = logging.getLogger(__name__)
 
-Ask = Callable[[], Mapping[str, Any] | None]
-"""Request; it returns ``None`` without an answer."""
+ValueT = TypeVar("ValueT")
 
 _ANSWER_SECS = 1.0
 """Longest wait for the answer of a topology master."""
@@ -73,20 +73,24 @@ class TopologyStats:
         return answer
 
 
-class _Answer(NamedTuple):
+@dataclass(frozen=True)
+class _Answer(Generic[ValueT]):
+    """Answer to one request."""
+
     at: float
     """Time at which it came, monotonic seconds."""
     fresh_secs: float
     """Age up to which it is returned without a new request."""
-    document: Mapping[str, Any]
+    value: ValueT
 
 
-class SharedAnswers:
-    """Newest answer for each key, at most ``secs`` old.
+class SharedValues(Generic[ValueT]):
+    """Newest value for each key, at most ``secs`` old.
 
-    Callers that come during a request wait for the same request. The number of keys is not limited:
-    answers older than ``oldest_secs`` are dropped. With ``times`` an answer is only fresh for that
-    many times the processor time that its thread took for it.
+    A request is a function, which returns ``None`` without an answer. Callers that come during a
+    request wait for the same request. The number of keys is not limited: values older than
+    ``oldest_secs`` are dropped. With ``times`` a value is only fresh for that many times the
+    processor time that its thread took for it.
     """
 
     def __init__(self, secs: float, times: float | None = None, oldest_secs: float = 60.0) -> None:
@@ -94,13 +98,13 @@ class SharedAnswers:
         self._times = times
         self._oldest_secs = oldest_secs
         self._lock = threading.Lock()
-        self._requests: dict[Hashable, Future[Mapping[str, Any] | None]] = {}
+        self._requests: dict[Hashable, Future[ValueT | None]] = {}
         """Requests under way."""
-        self._answers: dict[Hashable, _Answer] = {}
+        self._answers: dict[Hashable, _Answer[ValueT]] = {}
         """Newest answers, also those that are not fresh any longer."""
 
-    def get(self, key: Hashable, ask: Ask) -> Mapping[str, Any] | None:
-        """Return the answer; ``None`` without one, or if it does not come in time.
+    def get(self, key: Hashable, ask: Callable[[], ValueT | None]) -> ValueT | None:
+        """Return the value; ``None`` without one, or if it does not come in time.
 
         The request runs in the caller's thread if no request for the key is under way. An error of
         ``ask`` is raised there; other callers get ``None``.
@@ -114,9 +118,13 @@ class SharedAnswers:
             return None
 
     def latest(
-        self, key: Hashable, ask: Ask, askers: Executor, wait_secs: float
-    ) -> tuple[Mapping[str, Any] | None, float]:
-        """Return the newest answer and its age in seconds, after at most ``wait_secs``.
+        self,
+        key: Hashable,
+        ask: Callable[[], ValueT | None],
+        askers: Executor,
+        wait_secs: float,
+    ) -> tuple[ValueT | None, float]:
+        """Return the newest value and its age in seconds, after at most ``wait_secs``.
 
         If the answer does not come in that time, it is the one before; ``None``, whose age has no
         meaning, if there is none or it was dropped. The request continues in ``askers``.
@@ -130,9 +138,9 @@ class SharedAnswers:
             answer = self._answers.get(key)
         if answer is None:
             return None, time.monotonic()
-        return answer.document, time.monotonic() - answer.at
+        return answer.value, time.monotonic() - answer.at
 
-    def _begin(self, key: Hashable) -> tuple[Future[Mapping[str, Any] | None], bool]:
+    def _begin(self, key: Hashable) -> tuple[Future[ValueT | None], bool]:
         """Future of the answer, and True if the caller must make the request.
 
         The future of a fresh answer is done. With a new request old answers of all keys are
@@ -142,8 +150,8 @@ class SharedAnswers:
             now = time.monotonic()
             answer = self._answers.get(key)
             if answer is not None and now - answer.at < answer.fresh_secs:
-                ready: Future[Mapping[str, Any] | None] = Future()
-                ready.set_result(answer.document)
+                ready: Future[ValueT | None] = Future()
+                ready.set_result(answer.value)
                 return ready, False
             request = self._requests.get(key)
             if request is not None:
@@ -157,24 +165,26 @@ class SharedAnswers:
             self._requests[key] = request
             return request, True
 
-    def _finish(self, key: Hashable, ask: Ask, future: Future[Mapping[str, Any] | None]) -> None:
+    def _finish(
+        self, key: Hashable, ask: Callable[[], ValueT | None], future: Future[ValueT | None]
+    ) -> None:
         """Make the request, and pass its answer to all callers that wait for ``future``.
 
         An error of ``ask`` is raised after the callers got ``None``.
         """
-        document: Mapping[str, Any] | None = None
+        value: ValueT | None = None
         started = time.thread_time()
         try:
-            document = ask()
+            value = ask()
         finally:
             with self._lock:
                 # A missing answer is not kept: the next caller of a topology that is just starting
                 # makes a new request.
                 del self._requests[key]
-                if document is not None:
+                if value is not None:
                     fresh_secs = self._secs
                     if self._times is not None:
                         cpu_secs = time.thread_time() - started
                         fresh_secs = min(fresh_secs, self._times * cpu_secs)
-                    self._answers[key] = _Answer(time.monotonic(), fresh_secs, document)
-            future.set_result(document)
+                    self._answers[key] = _Answer(time.monotonic(), fresh_secs, value)
+            future.set_result(value)

@@ -96,7 +96,7 @@ class Summaries:
 
         Those that are being submitted come last. Topologies whose records are damaged are left out.
         """
-        view, starting = self._reader.listed()
+        view, starting = self._reader.view_and_starting()
         summaries = self._running(view)
         summaries += [self.starting(topology) for topology in starting]
         return summaries

@@ -23,7 +23,7 @@ from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.http.pages.facts import PageFacts
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.topology_stats import SharedAnswers
+from storm_dagster.nimbus.requests.topology_stats import SharedValues
 
 _HERE = Path(__file__).parent
 _MEDIA = {".css": "text/css", ".js": "text/javascript"}
@@ -89,7 +89,7 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
     }
     templates = _templates(static)
     facts = PageFacts(nimbus, reader)
-    shared = SharedAnswers(_SHARED_SECS, _SHARED_TIMES, oldest_secs=_SHARED_SECS)
+    shared = SharedValues[Mapping[str, Any]](_SHARED_SECS, _SHARED_TIMES, oldest_secs=_SHARED_SECS)
 
     def page(path: str, name: str, values: Callable[[Request], Mapping[str, Any]]) -> Route:
         """Route of the page that the template ``name`` makes of ``values``."""

@@ -72,7 +72,7 @@ class ClusterPages:
     )
     def summary(self) -> dict[str, Any]:
         """Metrics of the whole cluster."""
-        view, starting = self._reader.listed()
+        view, starting = self._reader.view_and_starting()
         supervisors = supervisors_of(view, now_secs=int(time.time()))
         size = TopologySize.of(*view.topologies.values())
         total = sum(len(supervisor.info.ports) for supervisor in supervisors)
@@ -209,7 +209,7 @@ class ClusterPages:
     )
     def topologies(self) -> dict[str, Any]:
         """Every topology, in order of its name; those that are being submitted come last."""
-        view, starting = self._reader.listed()
+        view, starting = self._reader.view_and_starting()
         copies = self._reader.replication(view.topologies)
         topologies = sorted(
             view.topologies.values(), key=lambda topology: (topology.base.name, topology.id)
