@@ -44,7 +44,7 @@ def build_app(
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app.router.redirect_slashes = False
     guarded = Authentication(
-        app, Security.of(conf), conf.values, reader.conf, tokens=nimbus.access_tokens
+        app, Security.of(conf), conf.values, reader.authorization_conf, tokens=nimbus.access_tokens
     )
     # A seed is a URL, or an address without a scheme.
     seeds = [host_of(seed.partition("://")[2] or seed) for seed in nimbus.conf["nimbus.seeds"]]

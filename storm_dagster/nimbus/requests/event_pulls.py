@@ -159,7 +159,9 @@ def _check_owner(name: str, source: EventSource | None, owner: str) -> None:
         )
 
 
-def users_of_events(cluster: StormClusterState, name: str) -> dict[str, list[str]] | None:
+def authorization_conf_of_events(
+    cluster: StormClusterState, name: str
+) -> dict[str, list[str]] | None:
     """Conf by which requests for events of a topology that is gone are authorized.
 
     The user who submitted it may pull them. ``None`` without an event log or such a user.

@@ -33,7 +33,7 @@ from storm_dagster.nimbus.requests.cluster_rows import (
     read_peer_health,
     supervisor_row,
 )
-from storm_dagster.nimbus.requests.event_pulls import users_of_events
+from storm_dagster.nimbus.requests.event_pulls import authorization_conf_of_events
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.starting import StartingTopologies
 from storm_dagster.nimbus.requests.topology_stats import SharedValues, TopologyStats
@@ -249,7 +249,7 @@ class ClusterReader:
             "upgrade": UpgradeSnapshot(state, topology.assignment, topology.tasks).to_document()
         }
 
-    def conf(self, name: str) -> Mapping[str, Any] | None:
+    def authorization_conf(self, name: str) -> Mapping[str, Any] | None:
         """Conf by which requests for a topology are authorized.
 
         ``None`` if the topology does not run or its conf cannot be read: then only administrators
@@ -260,9 +260,9 @@ class ClusterReader:
             topology = topology_by_name(self.view(), name)
         except NotAlive:
             try:
-                return self._starting.conf(self.starting(name)) or users_of_events(
-                    self._nimbus.cluster, name
-                )
+                return self._starting.authorization_conf(
+                    self.starting(name)
+                ) or authorization_conf_of_events(self._nimbus.cluster, name)
             except StormDagsterError:
                 return None
         except StormDagsterError:

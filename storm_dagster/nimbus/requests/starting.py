@@ -51,7 +51,9 @@ class StartingTopologies:
         with self._lock:
             self._newest = None
 
-    def conf(self, topologies: Iterable[StartingTopology]) -> Mapping[str, Any] | None:
+    def authorization_conf(
+        self, topologies: Iterable[StartingTopology]
+    ) -> Mapping[str, Any] | None:
         """Conf by which requests for topologies that are being submitted are authorized.
 
         The user who submits a topology may change it. Another user may if the conf that is staged

@@ -233,7 +233,8 @@ class ThriftService:
         )
         security = Security.of(nimbus.conf)
         dispatcher = Dispatcher(
-            self._handler, Access(security, nimbus.conf.values, reader.conf, groups_of).check
+            self._handler,
+            Access(security, nimbus.conf.values, reader.authorization_conf, groups_of).check,
         )
         tls = security.server_context() if security.tls else None
         self._server = ThriftServer(
