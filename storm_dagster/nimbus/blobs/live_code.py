@@ -17,7 +17,7 @@ def check_removable(cluster: StormClusterState, key: str) -> None:
         )
 
 
-def check_replaceable(
+def check_code_unchanged(
     cluster: StormClusterState, key: str, sha256: str | None, stored: str | None
 ) -> None:
     """Raise :class:`Conflict` if a write would change code of a live topology.

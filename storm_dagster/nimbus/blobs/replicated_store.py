@@ -15,7 +15,7 @@ from storm_dagster.blobstore import BlobMeta, LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.blobstore.store import no_such_blob
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound, Unavailable
-from storm_dagster.nimbus.blobs.live_code import check_removable, check_replaceable
+from storm_dagster.nimbus.blobs.live_code import check_code_unchanged, check_removable
 from storm_dagster.nimbus.blobs.registry import BlobRegistry, is_registered_kind
 from storm_dagster.nimbus.blobs.replication import Replicator
 from storm_dagster.nimbus.keyed_locks import KeyedLocks
@@ -126,7 +126,7 @@ class NimbusBlobStore:
         sha256 = expected_sha256
         if sha256 is None and isinstance(chunks, bytes):
             sha256 = hashlib.sha256(chunks).hexdigest()
-        self._check_replaceable(key, sha256)
+        self._check_code_unchanged(key, sha256)
         with self.changes.hold(key):
             meta = self.base.put(key, chunks, expected_sha256=expected_sha256)
             self._register(meta, epoch)
@@ -164,7 +164,7 @@ class NimbusBlobStore:
         of a live topology.
         """
         epoch = self._status.require(terms.epoch)
-        self._check_replaceable(key, sha256)
+        self._check_code_unchanged(key, sha256)
         with _let_client_retry(terms):
             with self.changes.hold(key):
                 meta = self.base.adopt(key, path, sha256)
@@ -190,7 +190,7 @@ class NimbusBlobStore:
 
     def _put_content(self, key: str, sha256: str, terms: WriteTerms) -> tuple[BlobMeta, int] | None:
         epoch = self._status.require(terms.epoch)
-        self._check_replaceable(key, sha256)
+        self._check_code_unchanged(key, sha256)
         with self.changes.hold(key):
             meta = self.base.put_existing(key, sha256)
             if meta is None:
@@ -228,12 +228,12 @@ class NimbusBlobStore:
             with suppress(KeyNotFound):
                 self.base.delete(key)
 
-    def _check_replaceable(self, key: str, sha256: str | None) -> None:
+    def _check_code_unchanged(self, key: str, sha256: str | None) -> None:
         """Raise :class:`Conflict` if content of that hash must not get the key."""
         stored: str | None = None
         with suppress(KeyNotFound):
             stored = self.base.meta(key).sha256
-        check_replaceable(self._cluster, key, sha256, stored)
+        check_code_unchanged(self._cluster, key, sha256, stored)
 
     def _register(self, meta: BlobMeta, epoch: int) -> None:
         """Register a stored blob, if blobs of its kind are registered."""
