@@ -27,8 +27,8 @@ __all__ = [
     "NEEDS_PROOF",
     "PEER_USERS",
     "PLAINTEXT_PEERS",
-    "Answering",
     "PlaintextPeer",
+    "ServerProcess",
     "TrustedServers",
     "UntrustedServer",
     "server_user",
@@ -84,12 +84,12 @@ class PlaintextPeer:
 
         Without a name, the host of the entry is resolved.
         """
-        known = _address_of(address)
+        ip_address = _address_of(address)
         if self.network is not None:
-            return known is not None and known in self.network
+            return ip_address is not None and ip_address in self.network
         if self.port is not None and self.port != port:
             return False
-        if self.host in (name.strip("[]").lower(), str(known)):
+        if self.host in (name.strip("[]").lower(), str(ip_address)):
             return True
         return not name and address in _addresses_of(self.host)
 
@@ -145,8 +145,8 @@ def user_name(uid: int) -> str:
 
 
 @dataclass(frozen=True)
-class Answering:
-    """The server of a connection, as far as this process knows it."""
+class ServerProcess:
+    """Server of a connection, as far as this process knows it."""
 
     host: str
     """Its address."""
@@ -159,14 +159,14 @@ class Answering:
     """True if the kernel names users at all."""
 
     @staticmethod
-    def of(own: tuple[Any, ...], peer: tuple[Any, ...]) -> "Answering":
-        """What the kernel says of the server of a connection with these two ends."""
+    def of(own: tuple[Any, ...], peer: tuple[Any, ...]) -> "ServerProcess":
+        """The server of a connection with these two ends, by the kernel."""
         host, port, *_ = peer
         if not is_of_this_machine(own, peer):
-            return Answering(str(host), int(port), is_here=False)
+            return ServerProcess(str(host), int(port), is_here=False)
         owner = server_user(own, peer)
-        known = owner is not None or can_identify_peers()
-        return Answering(str(host), int(port), owner=owner, users_are_known=known)
+        users_are_known = owner is not None or can_identify_peers()
+        return ServerProcess(str(host), int(port), owner=owner, users_are_known=users_are_known)
 
 
 @dataclass(frozen=True)
@@ -215,17 +215,17 @@ class TrustedServers:
         that was called. ``signed``: with a secret, what is sent proves who sends it and reveals
         nothing, so that it may go to a server of this machine whose user the kernel does not name.
         """
-        self.decide(Answering.of(own, peer), server=server, name=name, signed=signed)
+        self.check_process(ServerProcess.of(own, peer), server=server, name=name, signed=signed)
 
-    def decide(
-        self, answering: "Answering", *, server: str, name: str = "", signed: bool = False
+    def check_process(
+        self, process: "ServerProcess", *, server: str, name: str = "", signed: bool = False
     ) -> None:
         """As :meth:`check`, by what is known of the server."""
-        if not answering.is_here:
-            self._check_network(answering, server, name)
-        elif answering.owner is not None:
-            self._check_owner(answering.owner, server)
-        elif answering.users_are_known:
+        if not process.is_here:
+            self._check_network(process, server, name)
+        elif process.owner is not None:
+            self._check_owner(process.owner, server)
+        elif process.users_are_known:
             raise UntrustedServer(
                 f"{server} {NOTHING_SENT}, because no process of this machine holds the other end "
                 "of the connection: try again; if something forwards the port to another machine, "
@@ -267,10 +267,10 @@ class TrustedServers:
             f"`{PEER_USERS}: [{_name_or_id(owner)}]` to storm.yaml"
         )
 
-    def _check_network(self, answering: "Answering", server: str, name: str) -> None:
+    def _check_network(self, process: "ServerProcess", server: str, name: str) -> None:
         """Check that a server on another machine may be called without TLS."""
-        host = answering.host
-        port = answering.port
+        host = process.host
+        port = process.port
         if not self.needs_proof:
             return
         if any(entry.covers(host, port, name) for entry in self.plaintext_peers):

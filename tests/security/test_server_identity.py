@@ -18,8 +18,8 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.security import peers
 from storm_dagster.security.peers import can_identify_peers, is_of_this_machine, server_user
 from storm_dagster.security.server_identity import (
-    Answering,
     PlaintextPeer,
+    ServerProcess,
     TrustedServers,
     UntrustedServer,
     user_id,
@@ -35,10 +35,10 @@ SECURED = TrustedServers(
 )
 
 
-def decided(servers: TrustedServers, answering: Answering, **options: Any) -> str:
+def decided(servers: TrustedServers, process: ServerProcess, **options: Any) -> str:
     """The refusal; empty if the server is trusted."""
     try:
-        servers.decide(answering, server="http://h:7621", **options)
+        servers.check_process(process, server="http://h:7621", **options)
     except UntrustedServer as error:
         assert isinstance(error, Unavailable) and "is sent nothing" in error.message
         return error.message
@@ -54,21 +54,21 @@ def decided(servers: TrustedServers, answering: Answering, **options: Any) -> st
 @pytest.mark.parametrize("needs_proof", [False, True])
 def test_on_this_machine_the_owner_decides(owner: int, trusted: bool, needs_proof: bool) -> None:
     servers = TrustedServers(TRUSTED.users, needs_proof=needs_proof)
-    refusal = decided(servers, Answering("127.0.0.1", 7621, owner=owner), signed=True)
+    refusal = decided(servers, ServerProcess("127.0.0.1", 7621, owner=owner), signed=True)
     assert (refusal == "") is trusted
     assert trusted or ("http://h:7621" in refusal and f"uid {OTHER}" in refusal)
 
 
 def test_the_refusal_of_another_user_says_the_line_to_write() -> None:
     nobody = pwd.getpwnam("nobody")
-    refusal = decided(TRUSTED, Answering("127.0.0.1", 7621, owner=nobody.pw_uid))
+    refusal = decided(TRUSTED, ServerProcess("127.0.0.1", 7621, owner=nobody.pw_uid))
     assert "`storm.security.peer.users: [nobody]`" in refusal
     assert f"nobody (uid {nobody.pw_uid})" in refusal
 
 
 def test_a_user_of_root_alone_trusts_no_other_user() -> None:
     root = TrustedServers(frozenset({0}))
-    assert decided(root, Answering("127.0.0.1", 7621, owner=OWN))
+    assert decided(root, ServerProcess("127.0.0.1", 7621, owner=OWN))
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -77,14 +77,14 @@ def test_where_the_kernel_names_no_owner_only_a_signature_with_a_secret_goes(
     signed: bool, needs_proof: bool
 ) -> None:
     servers = TrustedServers(frozenset({OWN}), needs_proof=needs_proof)
-    unknown = Answering("127.0.0.1", 7621, users_are_known=False)
+    unknown = ServerProcess("127.0.0.1", 7621, users_are_known=False)
     refusal = decided(servers, unknown, signed=signed)
     assert (refusal == "") is (signed and needs_proof)
     assert not refusal or ("storm.secret.file" in refusal) is signed
 
 
 def test_a_connection_that_nobody_holds_is_sent_nothing() -> None:
-    gone = Answering("127.0.0.1", 7621)
+    gone = ServerProcess("127.0.0.1", 7621)
     assert "no process" in decided(SECURED, gone, signed=True)
 
 
@@ -105,7 +105,7 @@ def test_a_connection_that_nobody_holds_is_sent_nothing() -> None:
 def test_off_this_machine_a_secret_needs_tls_or_a_named_network(
     host: str, port: int, name: str, trusted: bool
 ) -> None:
-    away = Answering(host, port, is_here=False)
+    away = ServerProcess(host, port, is_here=False)
     refusal = decided(SECURED, away, name=name, signed=True)
     assert (refusal == "") is trusted
     assert trusted or ("storm.security.plaintext.peers: ['" in refusal and "storm.tls" in refusal)
