@@ -3,11 +3,11 @@
 They are loopback, unless the conf allows other ones and clients must authenticate.
 """
 
-import ipaddress
 import socket
 from typing import Any, Literal
 
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.security.peers import is_loopback
 from storm_dagster.security.settings import Security, zookeeper_payload
 
 Guardian = Literal["secret or tls", "secret", "zookeeper auth"]
@@ -29,16 +29,8 @@ def address_beyond_loopback(host: str) -> str | None:
             "address of this host"
         ) from None
     addresses = {str(info[4][0]) for info in infos}
-    outside = [address for address in addresses if not _is_loopback(address)]
+    outside = [address for address in addresses if not is_loopback(address)]
     return min(outside, default=None)
-
-
-def _is_loopback(address: str) -> bool:
-    """True if no other host can reach the address, also for an IPv4 one in its form in IPv6."""
-    without_zone = address.partition("%")[0]
-    ip_address = ipaddress.ip_address(without_zone)
-    ipv4_address = getattr(ip_address, "ipv4_mapped", None)
-    return (ipv4_address or ip_address).is_loopback
 
 
 def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = None) -> str:

@@ -38,7 +38,7 @@ class _Socket:
     user: int
     """Meaningless without a process."""
     has_process: bool
-    """False while nobody has accepted the connection, and after it was closed."""
+    """False while no process has accepted the connection, and after it was closed."""
     state: int
 
     @property
@@ -50,14 +50,30 @@ class _Socket:
         return not self.has_process and self.state in (_ESTABLISHED, _SYN_RECEIVED)
 
 
-# -- questions to the kernel -------------------------------------------------------------------
+# -- addresses ---------------------------------------------------------------------------------
+
+
+def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """IP address of a text, without its zone; an IPv4 address that IPv6 maps is an IPv4 one.
+
+    Raises ``ValueError`` if the text is not an IP address.
+    """
+    address = ipaddress.ip_address(text.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def is_loopback(text: str) -> bool:
+    """True if no other host can reach the IP address, as :func:`plain_address` reads it."""
+    return plain_address(text).is_loopback
+
+
+# -- queries to the kernel ---------------------------------------------------------------------
 
 
 def _unmapped(address: tuple[Any, ...]) -> tuple[str, int]:
-    """Host and port of an address, without zone; an IPv4 host that IPv6 maps as IPv4."""
+    """Plain host, and port, of an address of a socket."""
     name, port, *_ = address
-    host = ipaddress.ip_address(str(name).partition("%")[0])
-    return str(getattr(host, "ipv4_mapped", None) or host), int(port)
+    return str(plain_address(str(name))), int(port)
 
 
 def _request(local: tuple[str, int], remote: tuple[str, int]) -> bytes | None:
@@ -189,7 +205,7 @@ def server_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
     """User id of the process that holds the server's end of a connection.
 
     This process has opened the connection: ``own`` is its end, ``peer`` that of the server. While
-    nobody has accepted it, the user is that of the listening socket. ``None`` if the server has
+    no process has accepted it, the user is that of the listening socket. ``None`` if the server has
     closed it, runs on another machine, or the kernel does not say.
     """
     server = _unmapped(peer)
@@ -198,8 +214,8 @@ def server_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
     if held is None or held.has_process:
         return held.user if held is not None else None
     if not held.waits_to_be_accepted:
-        # The server has closed it, perhaps after an answer of its own: whoever listens now is
-        # another one.
+        # The server has closed it, perhaps after an answer of its own: the process that listens
+        # now is another one.
         return None
     listener = _find_socket(server, ("::" if ":" in server[0] else "0.0.0.0", _ANY_PORT))
     # Once more: if it still waits, then in the backlog of the socket that listened in between. It
@@ -216,7 +232,7 @@ def is_of_this_machine(own: tuple[Any, ...], peer: tuple[Any, ...]) -> bool:
     """True if both ends of a connection are on this machine."""
     own_host, _ = _unmapped(own)
     peer_host, _ = _unmapped(peer)
-    if own_host == peer_host or ipaddress.ip_address(peer_host).is_loopback:
+    if own_host == peer_host or is_loopback(peer_host):
         return True
     return _find_socket(_unmapped(peer), _unmapped(own)) is not None
 
@@ -225,7 +241,7 @@ def is_of_this_machine(own: tuple[Any, ...], peer: tuple[Any, ...]) -> bool:
 def unknown_users() -> frozenset[int]:
     """User ids that the kernel also gives for users it cannot name.
 
-    In a user namespace, all users outside have one id, which is then nobody's own.
+    In a user namespace, all users outside have one id, which is then the id of no single user.
     """
     try:
         inside, outside, number = (int(part) for part in _USER_MAP.read_text().split())

@@ -18,6 +18,7 @@ from storm_dagster.model.names import url_host
 from storm_dagster.security.peers import (
     can_identify_peers,
     is_of_this_machine,
+    plain_address,
     server_user,
     unknown_users,
 )
@@ -95,12 +96,11 @@ class PlaintextPeer:
 
 
 def _address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Address that the text is, without its zone; an IPv4 one that IPv6 maps as IPv4."""
+    """Plain address of the text; ``None`` if it is not an IP address."""
     try:
-        address = ipaddress.ip_address(text.partition("%")[0])
+        return plain_address(text)
     except ValueError:
         return None
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _addresses_of(host: str) -> set[str]:

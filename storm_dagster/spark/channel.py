@@ -6,7 +6,6 @@ then. This module imports gRPC and pyspark: it is for functions that open a sess
 """
 
 import contextlib
-import ipaddress
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_text
 from storm_dagster.model.names import url_host
 from storm_dagster.security.own_connections import connections_to
+from storm_dagster.security.peers import is_loopback
 from storm_dagster.security.server_identity import TrustedServers, UntrustedServer
 from storm_dagster.security.spark_remote import check_spark_server
 
@@ -80,7 +80,7 @@ class _PlaintextServer:
             addresses = self._addresses()
         except OSError:
             return False
-        return bool(addresses) and all(_is_loopback(address) for address in addresses)
+        return bool(addresses) and all(is_loopback(address) for address in addresses)
 
     def check_loopback(self) -> None:
         """Check all connections of this process to the port on loopback.
@@ -93,7 +93,7 @@ class _PlaintextServer:
         with connections_to(self._port) as links:
             for link in links:
                 with contextlib.suppress(OSError):
-                    if not _is_loopback(link.getpeername()[0]):
+                    if not is_loopback(link.getpeername()[0]):
                         continue
                 checked += 1
                 try:
@@ -142,11 +142,6 @@ def _peer_address(link: socket.socket) -> str:
         return str(link.getpeername()[0]).removeprefix("::ffff:")
     except OSError:
         return ""
-
-
-def _is_loopback(address: str) -> bool:
-    host = ipaddress.ip_address(address.partition("%")[0])
-    return (getattr(host, "ipv4_mapped", None) or host).is_loopback
 
 
 class _CheckOfConnections(grpc.AuthMetadataPlugin):
