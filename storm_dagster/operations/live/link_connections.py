@@ -6,7 +6,7 @@ address.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storm_dagster.security.own_connections import duplicate
 from storm_dagster.security.server_identity import TrustedServers
@@ -15,12 +15,24 @@ if TYPE_CHECKING:
     import zmq
 
 
-def read_event(monitor: "zmq.Socket[Any]") -> tuple[int, int]:
-    """Next event of a monitor: its number, and its value, of most of them a descriptor."""
+class MonitorEvent(NamedTuple):
+    """Event of a monitor of ZeroMQ."""
+
+    number: int
+    """Kind of the event, as ``zmq.EVENT_CONNECTED``."""
+    descriptor: int
+    """Descriptor of the connection; -1, or another value, for an event without one."""
+    endpoint: str
+    """Endpoint of the monitored socket, as ``tcp://127.0.0.1:6700``."""
+
+
+def read_event(monitor: "zmq.Socket[Any]") -> MonitorEvent:
+    """Read the next event of a monitor."""
     # 16 bits of the event and 32 of its value. The parser of PyZMQ loads all of asyncio.
-    event, _ = monitor.recv_multipart()
+    event, endpoint = monitor.recv_multipart()
     number = int.from_bytes(event[:2], sys.byteorder)
-    return number, int.from_bytes(event[2:], sys.byteorder, signed=True)
+    value = int.from_bytes(event[2:], sys.byteorder, signed=True)
+    return MonitorEvent(number, value, endpoint.decode("utf-8", "replace"))
 
 
 def check_connection(descriptor: int, address: str, trusted: TrustedServers) -> None:

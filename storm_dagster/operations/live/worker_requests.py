@@ -214,11 +214,11 @@ def _checked_dealer(
             socket.connect(f"tcp://{address}")
             if not monitor.poll(_millis_until(deadline)):
                 return None
-            event, descriptor = read_event(monitor)
-            if event == zmq.EVENT_CONNECTED:
+            event = read_event(monitor)
+            if event.number == zmq.EVENT_CONNECTED:
                 # A connection that has ended is made once more.
                 with suppress(OSError):
-                    check_connection(descriptor, address, trusted)
+                    check_connection(event.descriptor, address, trusted)
                     is_checked = True
                     return socket
         finally:

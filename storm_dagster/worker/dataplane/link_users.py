@@ -10,7 +10,6 @@ import itertools
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -60,7 +59,7 @@ class Link:
 
 
 class LinkChecks:
-    """Thread that looks at the server of each new connection of the links without a key.
+    """Thread that checks the server of each new connection of the links without a key.
 
     A socket of such a link connects once in its life (``RECONNECT_IVL`` of -1): one that was
     checked is not replaced by one that was not. The loop makes another socket for a link in
@@ -117,7 +116,7 @@ class LinkChecks:
             for ready, _ in poller.poll(self._next_millis()):
                 if ready == self._news:
                     is_open = self._take_new(poller)
-                elif not self._read_event(ready):
+                elif not self._on_event(ready):
                     poller.unregister(ready)
                     del self._watched[ready]
                     ready.close()
@@ -139,13 +138,13 @@ class LinkChecks:
                 poller.register(monitor, zmq.POLLIN)
         return True
 
-    def _read_event(self, monitor: zmq.Socket[bytes]) -> bool:
+    def _on_event(self, monitor: zmq.Socket[bytes]) -> bool:
         """Act for an event of a link; false if its socket is closed."""
         link = self._watched[monitor]
-        event, descriptor = read_event(monitor)
-        if event == zmq.EVENT_MONITOR_STOPPED:
+        event = read_event(monitor)
+        if event.number == zmq.EVENT_MONITOR_STOPPED:
             return False
-        if event == zmq.EVENT_CONNECTED and self._is_trusted(link, descriptor):
+        if event.number == zmq.EVENT_CONNECTED and self._is_trusted(link, event.descriptor):
             link.may_send = True
             self._wake()
         elif not link.is_over:
@@ -191,16 +190,11 @@ def refuse_other_users(events: zmq.Socket[bytes]) -> None:
     log = _log.warning
     with events, contextlib.suppress(zmq.ContextTerminated):
         while True:
-            # 16 bits of the event and 32 of the file descriptor. The parser of PyZMQ loads all of
-            # asyncio.
-            event, endpoint = events.recv_multipart()
-            with (
-                contextlib.suppress(OSError, IndexError),
-                duplicate(int.from_bytes(event[2:], sys.byteorder)) as link,
-            ):
+            event = read_event(events)
+            with contextlib.suppress(OSError, IndexError), duplicate(event.descriptor) as link:
                 own = link.getsockname()
                 peer = link.getpeername()
-                own_port = endpoint.rpartition(b":")[2].decode()
+                own_port = event.endpoint.rpartition(":")[2]
                 if str(own[1]) == own_port and not is_own_peer(own, peer):
                     link.shutdown(socket.SHUT_RDWR)
                     log(
