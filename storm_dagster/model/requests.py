@@ -93,6 +93,21 @@ def bounds_of(field: FieldInfo) -> dict[str, Any]:
     return bounds
 
 
+def parse_number(name: str, text: str, *, lowest: int = 0, highest: int) -> int:
+    """Whole number of a parameter ``name`` of a request, of the digits 0 to 9.
+
+    Raises :class:`InvalidRequest` for other text, and for a number that is not from ``lowest`` to
+    ``highest``.
+    """
+    # More digits than those of the largest number are not read: a long text takes long.
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(highest))
+    if not is_number or not lowest <= int(text) <= highest:
+        raise InvalidRequest(
+            f"{name} must be a whole number from {lowest} to {highest}, got {text!r:.40}"
+        )
+    return int(text)
+
+
 def check_request(kind: type[_R], document: Mapping[str, Any], subject: str) -> _R:
     """Validate a document as a request of that type.
 

@@ -21,6 +21,7 @@ from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.names import check_blob_key
+from storm_dagster.model.requests import parse_number
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.blobs.uploads import new_inbox_file
 from storm_dagster.nimbus.http.parameters import EPOCH
@@ -29,6 +30,8 @@ from storm_dagster.nimbus.requests.upload_cancelling import cancel_upload
 
 _MAX_DOCUMENT_BYTES = 64 << 20
 """Largest conf or topology part of an upload."""
+_MAX_HEADER_NUMBER = 10**9 - 1
+"""Highest epoch, and highest number of copies, in a header."""
 _BYTES = {"application/octet-stream": bytes}
 """Content of a blob, in OpenAPI."""
 _WRITE_ERRORS = (404, 409, 503)
@@ -172,9 +175,7 @@ def _number(request: Request, header: str) -> int | None:
     text = request.headers.get(header)
     if text is None:
         return None
-    if not text.isdecimal() or len(text) > 9:
-        raise InvalidRequest(f"header {header} must be a number, got {text!r:.40}")
-    return int(text)
+    return parse_number(f"header {header}", text, highest=_MAX_HEADER_NUMBER)
 
 
 def write_terms(request: Request) -> WriteTerms:

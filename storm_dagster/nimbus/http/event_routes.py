@@ -19,6 +19,7 @@ from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.dagster_events import decode_event
 from storm_dagster.model.errors import Corrupt, InvalidRequest, NotAlive, NotAuthenticated
 from storm_dagster.model.names import check_component_id, check_topology_reference
+from storm_dagster.model.requests import parse_number
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.parameters import TOPOLOGY_NAME
 from storm_dagster.nimbus.member import Nimbus
@@ -30,6 +31,8 @@ from storm_dagster.operations.live.event_logs import EventReport
 
 _ANSWER_SECS = 25.0
 """Longest wait for a commit, which may wait for 20 s for copies; a worker waits 30 s."""
+_MAX_EVENT_NUMBER = 10**15 - 1
+"""Highest number of an event after which a page may begin."""
 _MAX_UNDEFINED_CHARACTERS = 4096
 """Largest reason of an event that a code location has no use for."""
 
@@ -225,12 +228,11 @@ class EventRoutes:
 
         They are at most 200, and about 1 MiB.
         """
-        max_events = _number("limit", limit, MAX_PAGE_EVENTS)
-        if not 1 <= max_events <= MAX_PAGE_EVENTS:
-            raise InvalidRequest(f"limit must be 1 to {MAX_PAGE_EVENTS}, got {max_events}")
-        return self._pulls.page(
-            check_topology_reference(name), owner or "", log, _number("after", after, 0), max_events
-        )
+        max_events = MAX_PAGE_EVENTS
+        if limit is not None:
+            max_events = parse_number("limit", limit, lowest=1, highest=MAX_PAGE_EVENTS)
+        start = 0 if after is None else parse_number("after", after, highest=_MAX_EVENT_NUMBER)
+        return self._pulls.page(check_topology_reference(name), owner or "", log, start, max_events)
 
     @router.route(
         "POST",
@@ -251,15 +253,6 @@ class EventRoutes:
             taken.number,
             {int(number): text for number, text in taken.undefined.items()},
         )
-
-
-def _number(name: str, text: str | None, default: int) -> int:
-    """Number in a query parameter; :class:`InvalidRequest` for other text."""
-    if text is None:
-        return default
-    if not text.isdecimal() or len(text) > 15:
-        raise InvalidRequest(f"{name} must be a number, got {text!r:.40}")
-    return int(text)
 
 
 def _checked(document: dict[str, Any]) -> TakenRequest:

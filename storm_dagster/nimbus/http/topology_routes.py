@@ -11,7 +11,12 @@ from starlette.responses import Response
 from storm_dagster.http.documents import JsonMap
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.requests import BlacklistRequest, SubmitRequest, check_request
+from storm_dagster.model.requests import (
+    BlacklistRequest,
+    SubmitRequest,
+    check_request,
+    parse_number,
+)
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.parameters import TOPOLOGY_NAME
@@ -36,6 +41,8 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.live.blacklist import change_blacklist
 
+_MAX_TASK = 10**10 - 1
+"""Highest number that is read as the id of a task."""
 _READ_ERRORS = (404, 500, 503)
 _CHANGE_ERRORS = (404, 409, 500, 503)
 """Statuses of errors that OpenAPI lists for routes that read, and for those that change."""
@@ -65,9 +72,7 @@ def parse_task(text: str | None) -> int | None:
     """The id of a task, ``None`` without text; :class:`InvalidRequest` for other text."""
     if text is None:
         return None
-    if not text.isdecimal() or len(text) > 10:
-        raise InvalidRequest(f"task {text!r:.40} is not a task id: give a number")
-    return int(text)
+    return parse_number("task", text, highest=_MAX_TASK)
 
 
 def parse_age(text: str | None) -> float:

@@ -16,7 +16,8 @@ from storm_dagster.core.host_problems import (
     supervisor_problems,
 )
 from storm_dagster.core.snapshot.statuses import down_tasks
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.requests import parse_number
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.cluster_rows import read_peer_health
@@ -28,6 +29,8 @@ from storm_dagster.security.settings import Security
 _LIMIT = 50
 """Topologies with problems in a page by default."""
 _MAX_LIMIT = 500
+_MAX_START = 10**9
+"""Highest number of a topology at which a page may begin."""
 _REASONS_SECS = 2.0
 """Time for the reasons why tasks do not run, and for the reads of other topologies. A page is also
 complete without them: it names the parts that it skipped.
@@ -51,8 +54,10 @@ class ClusterProblems:
         topologies with problems on later pages, as far as they are known; ``skipped`` has a
         sentence for each thing that was left out.
         """
-        size = _number(limit, "limit", _LIMIT, 1, _MAX_LIMIT)
-        start = _number(after, "after", 0, 0, 10**9)
+        size = _LIMIT
+        if limit is not None:
+            size = parse_number("limit", limit, lowest=1, highest=_MAX_LIMIT)
+        start = 0 if after is None else parse_number("after", after, highest=_MAX_START)
         view = self._reader.view()
         rows: list[ClusterProblem] = []
         skipped: list[str] = []
@@ -101,14 +106,6 @@ class ClusterProblems:
                     host = peer.address.rpartition(":")[0]
                     rows.append({**answer, "address": peer.address, "host": host})
         return rows
-
-
-def _number(text: str | None, name: str, default: int, lowest: int, highest: int) -> int:
-    if text is None:
-        return default
-    if not text.isdecimal() or len(text) > 10 or not lowest <= int(text) <= highest:
-        raise InvalidRequest(f"{name} {text!r:.40} must be a number from {lowest} to {highest}")
-    return int(text)
 
 
 class _TopologySearch:

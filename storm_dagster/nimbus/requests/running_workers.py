@@ -16,6 +16,7 @@ from storm_dagster.core.snapshot.statuses import topology_slots
 from storm_dagster.http.logs.pages import stacks_text
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.records import ComponentTasks, WorkerSlot
+from storm_dagster.model.requests import parse_number
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import DeadLetterQuery, LevelChange, Query, StateQuery
 from storm_dagster.nimbus.member import Nimbus
@@ -315,13 +316,7 @@ def _keys(key: str | None) -> list[Any]:
 def _limit(text: str | None) -> int:
     if text is None:
         return _DEFAULT_LIMIT
-    # More digits than those of the largest number are not read: a long text takes long.
-    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_LIMIT))
-    if not is_number or not 1 <= int(text) <= _MAX_LIMIT:
-        raise InvalidRequest(
-            f"limit must be a whole number from 1 to {_MAX_LIMIT}, got {text!r:.40}"
-        )
-    return int(text)
+    return parse_number("limit", text, lowest=1, highest=_MAX_LIMIT)
 
 
 def _begin(after: str | None) -> tuple[int, int]:
