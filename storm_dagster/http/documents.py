@@ -11,6 +11,10 @@ Number = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Natural = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 JsonMap = dict[str, Any]
+READ_ERRORS = (404, 500, 503)
+"""Statuses of errors that OpenAPI lists for routes of nimbus that read."""
+CHANGE_ERRORS = (404, 409, 500, 503)
+"""Statuses of errors that OpenAPI lists for routes of nimbus that change."""
 
 
 def absent_field() -> Any:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from storm_dagster.core.authorization import REQUEST_USER
-from storm_dagster.http.documents import JsonMap
+from storm_dagster.http.documents import CHANGE_ERRORS, JsonMap
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.access_tokens import FORMER_LIFE_SECS
 from storm_dagster.model.errors import InvalidRequest
@@ -20,7 +20,6 @@ from storm_dagster.security.settings import Security
 from storm_dagster.zk.access_tokens import read_recorded_from, read_token_records
 
 _audit = logging.getLogger("storm_dagster.audit")
-_ERRORS = (404, 409, 500, 503)
 TokenId = Annotated[str, Parameter("path", "id", "Id of the token")]
 
 
@@ -80,7 +79,7 @@ class AccessTokenRoutes:
         body=AccessTokenRequest,
         body_required=True,
         responses={201: AccessTokenDocument},
-        errors=_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def create(self, document: JsonMap) -> dict[str, Any]:
         """Record a token, which the client makes of the secret afterwards."""
@@ -113,7 +112,7 @@ class AccessTokenRoutes:
         "/v1/access-tokens/{id}",
         summary="Revoke an access token",
         responses={204: None},
-        errors=_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def revoke(self, token_id: TokenId) -> Response:
         """Revoke a token: within 10 s it counts nowhere."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from storm_dagster.core.dataplane.event_outbox import MAX_BATCH
 from storm_dagster.core.event_log import MAX_PAGE_EVENTS, EventSource
-from storm_dagster.http.documents import JsonMap
+from storm_dagster.http.documents import CHANGE_ERRORS, JsonMap
 from storm_dagster.http.responses import JSONResponse, bounded_json
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.dagster_events import decode_event
@@ -219,7 +219,7 @@ class EventRoutes:
         "/v1/topologies/{name}/events",
         summary="The oldest events that wait for the Dagster of a declared topology",
         responses={200: EventPageDocument},
-        errors=(404, 409, 500, 503),
+        errors=CHANGE_ERRORS,
     )
     def pull(
         self, name: LogName, owner: Owner, log: LogId, after: AfterNumber, limit: EventLimit
@@ -241,7 +241,7 @@ class EventRoutes:
         body=TakenRequest,
         body_required=True,
         responses={200: TakenDocument},
-        errors=(404, 409, 500, 503),
+        errors=CHANGE_ERRORS,
     )
     def acknowledge(self, name: LogName, document: JsonMap) -> dict[str, Any]:
         """Remove every event up to a number. Repeating it has no effect."""

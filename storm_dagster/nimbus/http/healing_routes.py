@@ -5,15 +5,13 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from storm_dagster.core.authorization import REQUEST_USER
-from storm_dagster.http.documents import JsonMap
+from storm_dagster.http.documents import CHANGE_ERRORS, JsonMap
 from storm_dagster.http.router import Router
 from storm_dagster.model.requests import PauseHealingRequest, check_request
 from storm_dagster.nimbus.http.topology_documents import HealingDocument
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.operations.live.healing_pause import pause_healing, resume_healing
-
-_ERRORS = (404, 409, 500, 503)
 
 
 class ResumedDocument(BaseModel, extra="forbid"):
@@ -38,7 +36,7 @@ class HealingRoutes:
         summary="Pause healing",
         body=PauseHealingRequest,
         responses={200: HealingDocument},
-        errors=_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def pause(self, document: JsonMap) -> dict[str, Any]:
         """Pause healing from now on; another pause is replaced."""
@@ -55,7 +53,7 @@ class HealingRoutes:
         "/v1/healing/resume",
         summary="End the pause of healing",
         responses={200: ResumedDocument},
-        errors=_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def resume(self) -> dict[str, Any]:
         """End the pause; the causes that wait for it are healed at once."""

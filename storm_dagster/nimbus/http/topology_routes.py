@@ -8,7 +8,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 from starlette.responses import Response
 
-from storm_dagster.http.documents import JsonMap
+from storm_dagster.http.documents import CHANGE_ERRORS, READ_ERRORS, JsonMap
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.requests import (
@@ -43,9 +43,6 @@ from storm_dagster.operations.live.blacklist import change_blacklist
 
 _MAX_TASK = 10**10 - 1
 """Highest number that is read as the id of a task."""
-_READ_ERRORS = (404, 500, 503)
-_CHANGE_ERRORS = (404, 409, 500, 503)
-"""Statuses of errors that OpenAPI lists for routes that read, and for those that change."""
 
 
 class VerbName:
@@ -140,7 +137,7 @@ class TopologyRoutes:
         body=SubmitRequest,
         body_required=True,
         responses={202: SubmittedDocument},
-        errors=_CHANGE_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def submit(self, document: JsonMap) -> dict[str, Any]:
         """Launch the run of a submission, once for each token."""
@@ -153,7 +150,7 @@ class TopologyRoutes:
         "/v1/runs/{run_id}",
         summary="A run and its steps",
         responses={200: RunDocument},
-        errors=_READ_ERRORS,
+        errors=READ_ERRORS,
     )
     def run(self, run_id: Annotated[str, Parameter("path", "run_id", "Run id")]) -> dict[str, Any]:
         """Status and steps of a run of Dagster."""
@@ -164,7 +161,7 @@ class TopologyRoutes:
         "/v1/topologies",
         summary="Topologies",
         responses={200: ListDocument},
-        errors=_READ_ERRORS,
+        errors=READ_ERRORS,
     )
     def list_topologies(self) -> dict[str, Any]:
         """Rows of all topologies."""
@@ -175,7 +172,7 @@ class TopologyRoutes:
         "/v1/operations",
         summary="Submissions and changes under way",
         responses={200: OperationsDocument},
-        errors=_READ_ERRORS,
+        errors=READ_ERRORS,
     )
     def list_operations(self) -> dict[str, Any]:
         """Operations under way, oldest first."""
@@ -186,7 +183,7 @@ class TopologyRoutes:
         "/v1/problems",
         summary="Problems of the cluster, its hosts and its topologies",
         responses={200: ProblemsDocument},
-        errors=_READ_ERRORS,
+        errors=READ_ERRORS,
     )
     def problems(
         self,
@@ -204,7 +201,7 @@ class TopologyRoutes:
         "/v1/topologies/{name}",
         summary="A topology with its tasks, workers, statistics and errors",
         responses={200: ShowDocument},
-        errors=_READ_ERRORS,
+        errors=READ_ERRORS,
     )
     def show(self, name: TopologyName) -> dict[str, Any]:
         """:class:`NotAlive` when no topology has the name or id."""
@@ -215,7 +212,7 @@ class TopologyRoutes:
         "/v1/topologies/{name}/state/{component:path}",
         summary="A page of the keyed state of a stateful bolt, as its tasks have it now",
         responses={200: StateDocument},
-        errors=_CHANGE_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def state(
         self,
@@ -239,7 +236,7 @@ class TopologyRoutes:
         "/v1/topologies/{name}/dead-letters",
         summary="A page of the dead letters of a topology's spouts",
         responses={200: DeadLettersDocument},
-        errors=_CHANGE_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def dead_letters(
         self, name: TopologyName, component: SpoutName, limit: LetterLimit, after: PageStart
@@ -253,7 +250,7 @@ class TopologyRoutes:
         summary="Replay a page of dead letters",
         body=JsonMap,
         responses={200: DeadLettersDocument},
-        errors=_CHANGE_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def replay_dead_letters(
         self,
@@ -274,7 +271,7 @@ class TopologyRoutes:
         summary="Delete a page of dead letters",
         body=JsonMap,
         responses={200: DeadLettersDocument},
-        errors=_CHANGE_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def delete_dead_letters(
         self,
@@ -308,7 +305,7 @@ class TopologyRoutes:
         "/v1/topologies/{name}/placement",
         summary="Reasons for the slot of each task",
         responses={200: JsonMap},
-        errors=_READ_ERRORS,
+        errors=READ_ERRORS,
     )
     def placement(
         self,
@@ -333,7 +330,7 @@ class TopologyRoutes:
         summary="Change a topology",
         body=VerbRequestBody,
         responses={202: ChangedDocument},
-        errors=_CHANGE_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def change(
         self,
@@ -351,7 +348,7 @@ class TopologyRoutes:
         "/v1/blacklist",
         summary="Hosts that get no new work",
         responses={200: BlacklistDocument},
-        errors=_READ_ERRORS,
+        errors=READ_ERRORS,
     )
     def blacklist(self) -> dict[str, Any]:
         """Hosts in order of their names."""
@@ -363,7 +360,7 @@ class TopologyRoutes:
         summary="Change the blacklist",
         body=BlacklistRequest,
         responses={200: BlacklistDocument},
-        errors=_CHANGE_ERRORS,
+        errors=CHANGE_ERRORS,
     )
     def change_blacklist(self, document: JsonMap) -> dict[str, Any]:
         """Add and remove hosts; the blacklist after the change."""
@@ -377,7 +374,7 @@ class TopologyRoutes:
         "/v1/cluster",
         summary="Nimbuses and supervisors",
         responses={200: ClusterDocument},
-        errors=_READ_ERRORS,
+        errors=READ_ERRORS,
     )
     def cluster(self) -> dict[str, Any]:
         """Nimbuses and supervisors."""

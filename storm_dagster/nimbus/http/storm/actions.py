@@ -8,15 +8,13 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel
 
-from storm_dagster.http.documents import JsonMap, Number
+from storm_dagster.http.documents import CHANGE_ERRORS, READ_ERRORS, JsonMap, Number
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.requests import RequestModel, check_request
 from storm_dagster.nimbus.http.storm.cluster_documents import StormDocument
 from storm_dagster.nimbus.http.storm.formats import Links
 from storm_dagster.nimbus.http.storm.parameters import (
-    CHANGE_ERRORS,
-    READ_ERRORS,
     TopologyId,
     WorkerSlot,
 )

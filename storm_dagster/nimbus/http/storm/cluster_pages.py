@@ -12,6 +12,7 @@ from storm_dagster.core.snapshot.cluster import (
     topologies_by_owner,
 )
 from storm_dagster.core.snapshot.workers import WorkerSnapshot
+from storm_dagster.http.documents import READ_ERRORS
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
@@ -28,7 +29,7 @@ from storm_dagster.nimbus.http.storm.cluster_documents import (
     TopologyWorkers,
 )
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
-from storm_dagster.nimbus.http.storm.parameters import READ_ERRORS, IncludeSystem, TopologyId
+from storm_dagster.nimbus.http.storm.parameters import IncludeSystem, TopologyId
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.operations.submit.open_tokens import STARTING, StartingTopology

@@ -1,13 +1,9 @@
-"""Parameters and errors of the routes of Storm's REST."""
+"""Parameters of the routes of Storm's REST."""
 
 from typing import Annotated
 
 from storm_dagster.core.snapshot.windows import check_window
 from storm_dagster.http.router import Parameter
-
-READ_ERRORS = (404, 500, 503)
-CHANGE_ERRORS = (404, 409, 500, 503)
-"""Statuses of errors that OpenAPI lists for routes that read, and for those that change."""
 
 
 def is_true(text: str | None) -> bool:

@@ -17,6 +17,7 @@ from storm_dagster.core.snapshot.windows import (
     split_input,
 )
 from storm_dagster.core.submission.tasks import with_system_components
+from storm_dagster.http.documents import READ_ERRORS
 from storm_dagster.http.router import Parameter, Router
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.conf_layers import LayerName, merge_conf
@@ -33,7 +34,6 @@ from storm_dagster.nimbus.http.storm.formats import (
     window_hint,
 )
 from storm_dagster.nimbus.http.storm.parameters import (
-    READ_ERRORS,
     IncludeSystem,
     TopologyId,
     Window,
