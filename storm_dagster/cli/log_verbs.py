@@ -34,7 +34,7 @@ class FileLog:
         """Path or URL for people."""
 
     def former(self) -> "FileLog":
-        """The newest rotated file of this log, which may not exist."""
+        """The newest rotated file of this log, which need not exist."""
         return FileLog(self._path.with_name(f"{self._path.name}.1"))
 
     def size(self) -> int:
@@ -70,7 +70,7 @@ class SupervisorLog:
         self.place: str = f"{base}/api/v1/log?file={topology_id}%2F{port}%2F{name}"
 
     def former(self) -> "SupervisorLog":
-        """The newest rotated file of this log, which may not exist."""
+        """The newest rotated file of this log, which need not exist."""
         return SupervisorLog(self._http, self._base, *self._worker, "worker.log.1")
 
     def _page(self, **query: Any) -> bytes:

@@ -164,7 +164,7 @@ _USUAL_SECS: Mapping[str, float] = {
 }
 """Step -> its usual time on an idle machine with two cores, in seconds."""
 _NAMED_SECS = 2.0
-"""Time after which a running step is named where the output is no terminal."""
+"""Time after which a running step is named where the output is not a terminal."""
 _NAMED_AGAIN_SECS = 10.0
 """Time between two such lines."""
 
@@ -289,7 +289,7 @@ class Steps:
         return plain(", ".join(parts))
 
     def _is_line_due(self, now: float, last_line: float) -> bool:
-        """True if a line must name the running steps where the output is no terminal.
+        """True if a line must name the running steps where the output is not a terminal.
 
         ``last_line``: time of the last such line.
         """

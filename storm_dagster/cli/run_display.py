@@ -25,7 +25,7 @@ _COLUMNS = (
     "p99 ms",
 )
 _LINE_SECS = 5.0
-"""Seconds between two lines where the output is no terminal; the first ones come sooner."""
+"""Seconds between two lines where the output is not a terminal; the first ones come sooner."""
 
 
 class Display(Protocol):
@@ -63,7 +63,7 @@ class JsonDisplay:
 
 
 class LineDisplay:
-    """A line for each report, for output that is no terminal."""
+    """A line for each report, for output that is not a terminal."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -60,7 +60,7 @@ _is_forked = False
 def load() -> None:
     """Import the libraries without threads, and share their memory with the forks.
 
-    A library that cannot be loaded is logged and left to the run, which may not need it.
+    A library that cannot be loaded is logged and left to the run, which perhaps does not need it.
     """
     with without_library_threads():
         for name in LIBRARIES:

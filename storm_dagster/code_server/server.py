@@ -195,7 +195,7 @@ def _report_lost_runs(socket: str, location: str) -> None:
         with dg.DagsterInstance.get() as instance:
             report_lost_runs(instance, socket, location)
     except Exception as error:
-        # One line: a disk that is full, or a database that is away, is no fault of this process.
+        # One line: a disk that is full, or a database that is away, is not a fault of this process.
         log.warning(
             "runs that an earlier code server has left behind are not reported: %s: %s",
             type(error).__name__,

@@ -29,7 +29,7 @@ _QUIET = "-Xlog:cds*=off"
 
 @dataclass(frozen=True)
 class ClassData:
-    """Archive of one program, which may not exist yet."""
+    """Archive of one program, which need not exist yet."""
 
     path: Path | None
     """The archive; ``None`` without a cache folder that only this user may write."""

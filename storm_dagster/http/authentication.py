@@ -320,7 +320,7 @@ class Authentication:
         return token_caller(claims, host=host, groups=groups)
 
     def _authorize(self, caller: Caller, scope: Scope) -> None:
-        """Raise :class:`NotAuthorized` if the caller, not an administrator, may not do this.
+        """Raise :class:`NotAuthorized` if the caller is not permitted to send this request.
 
         Runs in a thread, since it may have to read the topology's conf.
         """

@@ -29,18 +29,18 @@ SECRET_PARTS = (
 )
 """Parts of the names of secrets, in any case. A blank is any of ``.``, ``_``, ``-``, or nothing."""
 SECRET_WORDS = ("pwd", "pin", "auth", "private")
-"""Words at the end of the names of secrets, after any character that is no letter."""
+"""Words at the end of the names of secrets, after any character that is not a letter."""
 HARMLESS_ENDS = (
     *("secs", "ms", "file", "path", "count", "size", "bytes", "ttl", "enable", "enabled"),
 )
-"""Last words of names whose values are no secrets, such as ``db.passwd.file``."""
+"""Last words of names whose values are not secret, such as ``db.passwd.file``."""
 
 
 def _telltale() -> re.Pattern[str]:
     """Pattern of the names of secrets."""
     parts = "|".join(part.replace(" ", "[._-]?") for part in SECRET_PARTS)
     words = "|".join(SECRET_WORDS)
-    # A keystore's address is no key.
+    # A keystore's address is not a key.
     return re.compile(f"(?:{parts})(?!store)|(?<![a-z])(?:{words})$", re.IGNORECASE)
 
 
@@ -176,7 +176,7 @@ _INNER: dict[Kind, Kind] = {"list[str]": "str", "list[int]": "int", "list[map]":
 
 
 def _is_kind(kind: Kind, value: Any) -> bool:
-    """True if the value is of the kind; a boolean is no number."""
+    """True if the value is of the kind; a boolean is not a number."""
     if isinstance(value, bool):
         return kind == "bool"
     _, types = _KINDS[kind]

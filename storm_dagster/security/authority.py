@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FOLDER = "zookeeper.tls"
 """Folder of HOME with the authority and the certificates."""
 AUTHORITY_FILE = "authority.pem"
-"""Certificate of the authority, which is no secret."""
+"""Certificate of the authority, which is not secret."""
 _AUTHORITY_KEY_FILE = "authority.key"
 SERVER_FILE = "server.pem"
 """Key and certificate of the server."""
@@ -40,7 +40,9 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _VALID = timedelta(days=3650)
 """Validity of the authority, and of all that it issues."""
 _CLOCK_ERROR = timedelta(days=7)
-"""Time by which a certificate is older than it is: other clocks, or this one later, may be late."""
+"""Time by which the begin of a certificate's validity lies in the past: other clocks, or this one
+later, may be late.
+"""
 _RENEWED_BEFORE = timedelta(days=365)
 """Rest of the authority's validity below which a start makes another authority."""
 
@@ -237,7 +239,7 @@ class CertificateFolder:
 
     @staticmethod
     def of(home: Path) -> "CertificateFolder":
-        """The folder in ``home``, which may not exist."""
+        """The folder in ``home``, which need not exist."""
         return CertificateFolder(home / FOLDER)
 
     @property
@@ -286,7 +288,7 @@ class CertificateFolder:
         """Make another authority and certificate of an ensemble's members.
 
         Called at each start of an ensemble, before the first member. The authority's key is not
-        stored: nobody can issue a second certificate that the members would accept.
+        stored, so that no second certificate can be issued that the members would accept.
         """
         moment = now or utc_now()
         make_own_folder(self.path)

@@ -30,7 +30,7 @@ _FAILURES = (
 class UntrustedConnection(httpx.ConnectError, UntrustedServer):
     """A connection to a server that is not known to be of the cluster, and was sent nothing.
 
-    Whoever handles a refused connection handles it as well.
+    A caller that handles ``ConnectError`` handles it as well.
     """
 
 

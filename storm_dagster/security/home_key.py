@@ -1,7 +1,7 @@
 """Identities of one start of a local cluster, derived from a key of its HOME.
 
-A token that was valid during an earlier start is worthless at the next one, so that nobody gains by
-having seen it. All processes of a HOME derive the same identity, and need no message for it.
+A token that was valid during an earlier start is worthless at the next one, also for a process that
+has seen it. All processes of a HOME derive the same identity, and need no message for it.
 """
 
 import hashlib

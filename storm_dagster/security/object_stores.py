@@ -42,7 +42,7 @@ def check_object_store(url: str, servers: TrustedServers) -> None:
     try:
         file_system, _ = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError):
-        return  # Whoever opens the store says why it cannot.
+        return  # The error names the reason when the store is opened.
     endpoint = plain_endpoint(file_system)
     if endpoint is None:
         return

@@ -1,4 +1,4 @@
-"""TCP connections that this process has open, whichever library opened them."""
+"""TCP connections that this process has open, of all its libraries."""
 
 import contextlib
 import os
@@ -55,7 +55,7 @@ def duplicate(descriptor: int) -> socket.socket:
     socket, for which ``OSError`` is raised.
     """
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-        raise OSError(f"file {descriptor} is no socket")
+        raise OSError(f"file {descriptor} is not a socket")
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)
@@ -69,7 +69,7 @@ def _peer_port(link: socket.socket) -> int | None:
     if link.family not in (socket.AF_INET, socket.AF_INET6) or link.type != socket.SOCK_STREAM:
         return None
     try:
-        # An ended connection stays for a while; its other end has no owner any more.
+        # An ended connection stays for a while; its other end no longer has an owner.
         has_tcp_info = hasattr(socket, "TCP_INFO")
         if has_tcp_info and link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _OPEN:
             return None

@@ -1,9 +1,9 @@
-"""Servers that a client may send to: who holds the other end, and which network it crosses.
+"""Servers that a client may send to, by their user and the network to them.
 
 A server knows its callers by signatures, certificates or their user. A client that speaks in clear
 knows the server by the user of the process that holds the other end of the connection, which the
 kernel names on the same machine only. It is asked after the connection is made and before a byte is
-sent. Where TLS or another mutual proof holds, nobody is asked.
+sent. Where TLS or another mutual proof holds, the kernel is not asked.
 """
 
 import ipaddress
@@ -59,7 +59,9 @@ class PlaintextPeer:
     @staticmethod
     def parse(text: str) -> "PlaintextPeer":
         """Read an entry. Raises :class:`InvalidRequest` for one that is none of the three."""
-        problem = f"{PLAINTEXT_PEERS}: {text!r:.80} is no host, host:port or network (10.0.0.0/8)"
+        problem = (
+            f"{PLAINTEXT_PEERS}: {text!r:.80} is not a host, host:port or network (10.0.0.0/8)"
+        )
         entry = text.strip().lower()
         if "/" in entry:
             try:

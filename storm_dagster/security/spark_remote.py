@@ -72,8 +72,8 @@ def spark_token(conf: Any, home: Path) -> str:
 def renew_spark_token(conf: Any, home: Path) -> None:
     """Give the server of ``home`` the token of this start, before the server or a client reads it.
 
-    Whoever got the token of an earlier start has nothing. A token that is derived from
-    ``storm.secret`` changes with the secret alone, because servers on other hosts have it, too.
+    The token of an earlier start opens no server. A token that is derived from ``storm.secret``
+    changes with the secret alone, because servers on other hosts have it, too.
     """
     if derived_spark_token(conf) is None:
         token = identity_of_start(home, "spark connect")
@@ -104,12 +104,12 @@ def cluster_spark_servers(conf: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ClusterSpark:
-    """What the cluster's conf says of Spark Connect to the workers of topologies."""
+    """Servers of Spark Connect in the cluster's conf, for the workers of topologies."""
 
     servers: tuple[str, ...] = ()
     """URLs of the servers that get the cluster's token."""
     trusted: TrustedServers = field(default_factory=TrustedServers)
-    """Servers that may be sent to, whoever names them."""
+    """Servers that may be sent to, in whatever conf they are named."""
 
     @staticmethod
     def of(conf: Any) -> "ClusterSpark":

@@ -1,4 +1,4 @@
-"""What a supervisor hands to the workers that it starts: conf keys, and variables.
+"""Conf keys and variables that workers get from their supervisor.
 
 Workers get what they read, by the column ``worker`` of ``conf_keys.yaml``. A topology's own conf is
 not filtered: it comes with the code and goes whole to its own workers.

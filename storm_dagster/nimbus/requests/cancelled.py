@@ -1,4 +1,4 @@
-"""Submissions that a kill has cancelled: what is told to the caller, and the end of their runs."""
+"""Submissions that a kill has cancelled: rows of the response, and the end of their runs."""
 
 import logging
 import time

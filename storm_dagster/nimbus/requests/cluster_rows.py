@@ -43,7 +43,7 @@ def supervisor_row(supervisor: SupervisorSnapshot) -> dict[str, Any]:
 def healing_document(
     pause: HealingPause | None, waiting: Sequence[str], is_armed: bool
 ) -> dict[str, Any]:
-    """Who heals, and the pause by operators with the causes that wait for its end.
+    """Healer, and the pause by operators with the causes that wait for its end.
 
     ``is_armed``: a sensor of Dagster is. A user of single topologies sees no causes, because they
     name topologies of others.

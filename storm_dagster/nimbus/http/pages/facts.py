@@ -76,7 +76,7 @@ class PageFacts:
         self._reader = reader
 
     def common(self) -> dict[str, Any]:
-        """For every page: this nimbus, and Dagster's address."""
+        """Values for every page: this nimbus, healing, and Dagster's address."""
         return {
             "health": self._reader.health(),
             "dagster": self._nimbus.dagster.site,
