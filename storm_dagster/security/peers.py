@@ -196,9 +196,9 @@ def peer_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
     ``own`` and ``peer`` are the addresses of the two ends, as of ``getsockname``. ``None`` if no
     process of this machine holds it, or the process has closed it.
     """
-    held = _find_socket(_unmapped(peer), _unmapped(own))
+    connection = _find_socket(_unmapped(peer), _unmapped(own))
     # Without a process, the user is meaningless.
-    return held.user if held is not None and held.has_process else None
+    return connection.user if connection is not None and connection.has_process else None
 
 
 def server_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
@@ -210,20 +210,20 @@ def server_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
     """
     server = _unmapped(peer)
     client = _unmapped(own)
-    held = _find_socket(server, client)
-    if held is None or held.has_process:
-        return held.user if held is not None else None
-    if not held.waits_to_be_accepted:
+    connection = _find_socket(server, client)
+    if connection is None or connection.has_process:
+        return connection.user if connection is not None else None
+    if not connection.waits_to_be_accepted:
         # The server has closed it, perhaps after an answer of its own: the process that listens
         # now is another one.
         return None
     listener = _find_socket(server, ("::" if ":" in server[0] else "0.0.0.0", _ANY_PORT))
     # Once more: if it still waits, then in the backlog of the socket that listened in between. It
     # may have been accepted, and the port taken by another process.
-    held = _find_socket(server, client)
-    if held is not None and held.has_process:
-        return held.user
-    if held is None or not held.waits_to_be_accepted or listener is None:
+    connection = _find_socket(server, client)
+    if connection is not None and connection.has_process:
+        return connection.user
+    if connection is None or not connection.waits_to_be_accepted or listener is None:
         return None
     return listener.user
 

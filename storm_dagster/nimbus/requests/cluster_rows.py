@@ -50,13 +50,13 @@ def healing_document(
     """
     document: dict[str, Any] = {"by": "sensor" if is_armed else "leader", "pause": None}
     if pause is not None:
-        shown = () if LIMITED_USER.get() else waiting
+        visible = () if LIMITED_USER.get() else waiting
         document["pause"] = {
             "since_ms": pause.since_ms,
             "until_ms": pause.until_ms,
             "user": pause.user or None,
             "text": pause_text(pause),
-            "waiting": list(shown[:_MAX_WAITING]),
+            "waiting": list(visible[:_MAX_WAITING]),
             "waiting_causes": len(waiting),
         }
     return document

@@ -115,15 +115,15 @@ class EventAssets:
 
     def _is_new(self, report: EventReport) -> bool:
         """True if the warning of an asset was not given lately."""
-        given = self._warned.get(report.topology)
-        if given is None:
-            given = set()
-            if not self._warned.put(report.topology, given):
+        earlier_warnings = self._warned.get(report.topology)
+        if earlier_warnings is None:
+            earlier_warnings = set()
+            if not self._warned.put(report.topology, earlier_warnings):
                 return False
         warning = (report.component or "", *report.event.key)
-        if warning in given or len(given) >= _MAX_WARNINGS:
+        if warning in earlier_warnings or len(earlier_warnings) >= _MAX_WARNINGS:
             return False
-        given.add(warning)
+        earlier_warnings.add(warning)
         return True
 
     def _log_refusal(self, report: EventReport, source: EventSource, reason: str) -> None:
