@@ -87,7 +87,7 @@ class _Chart:
                 x = self._x(start)
                 width = self._x(end) - x
                 yield (
-                    "<g><title>no statistics: the topology master was away</title>"
+                    "<g><title>no statistics: the topology master was not there</title>"
                     f'<rect class="gap" x="{x:.1f}" y="{_TOP}" width="{width:.1f}" '
                     f'height="{_HEIGHT - _TOP - _BOTTOM}" fill="#eceef1"/></g>'
                 )
