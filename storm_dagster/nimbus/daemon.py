@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -121,14 +121,7 @@ def _serve(
     folder = home / "nimbus" / nimbus_id
     _make_folders(folder)
     listener, thrift_listener = _listen(conf, host, stack)
-    identity = Identity(
-        id=nimbus_id,
-        host=host,
-        thrift_port=_port_of(thrift_listener),
-        http_port=_port_of(listener),
-        version=__version__,
-        scheme=security.scheme,
-    )
+    identity = _identity(nimbus_id, host, listener, thrift_listener, security)
     nimbus, sync = _open(conf, home, folder, identity, stack)
     sync_wake = threading.Event()
     election = Election(nimbus, sync, lambda epoch: _initialize(nimbus, epoch, sync_wake))
@@ -147,10 +140,7 @@ def _serve(
     threads["nimbus-upkeep"] = lambda: _keep_up(nimbus, ended)
     if security.secret is not None:
         threads["nimbus-tokens"] = lambda: nimbus.access_tokens.run(ended)
-    for name, work in threads.items():
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        stack.callback(thread.join, _JOIN_SECS)
-        thread.start()
+    _start_threads(threads, stack)
     watches = _watch_surroundings(conf, folder, AnnouncedName(host, listener), ended, stop)
     # At the end the stack sets ``ended`` first, and then wakes the thread that waits for new blobs.
     stack.callback(sync_wake.set)
@@ -183,6 +173,24 @@ def _make_folders(folder: Path) -> None:
         write_if_possible(make, f"{path} cannot be made")
 
 
+def _identity(
+    nimbus_id: str,
+    host: str,
+    listener: socket.socket,
+    thrift_listener: socket.socket,
+    security: Security,
+) -> Identity:
+    """Identity of this nimbus, with the ports at which it listens."""
+    return Identity(
+        id=nimbus_id,
+        host=host,
+        thrift_port=_port_of(thrift_listener),
+        http_port=_port_of(listener),
+        version=__version__,
+        scheme=security.scheme,
+    )
+
+
 def _leader_threads(
     nimbus: Nimbus, accepted_operations: AcceptedOperations, ended: threading.Event
 ) -> dict[str, Callable[[], None]]:
@@ -197,6 +205,14 @@ def _leader_threads(
         "nimbus-takeover": lambda: accepted_operations.run(ended),
         "nimbus-actions": lambda: ActionNotifier(nimbus).run(ended),
     }
+
+
+def _start_threads(threads: Mapping[str, Callable[[], None]], stack: ExitStack) -> None:
+    """Start a thread for each name; ``stack`` waits for their ends."""
+    for name, work in threads.items():
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        stack.callback(thread.join, _JOIN_SECS)
+        thread.start()
 
 
 def _listen(conf: ClusterConf, host: str, stack: ExitStack) -> tuple[socket.socket, socket.socket]:
