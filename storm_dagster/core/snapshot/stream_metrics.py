@@ -16,11 +16,11 @@ class StreamMetric:
     """Count by output stream of a component, of all time."""
 
     key: str
-    """In documents."""
+    """Key in documents."""
     title: str
-    """Of the column in a page."""
+    """Title of the column in a page."""
     metric: str
-    """Of Prometheus, a counter."""
+    """Name of the Prometheus counter."""
     text: str
     """Help of the metric."""
     by_stream: Callable[[ComponentSnapshot], Mapping[str, int]]
