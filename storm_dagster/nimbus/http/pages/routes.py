@@ -80,6 +80,50 @@ def _templates(static: Mapping[str, bytes]) -> Environment:
     return templates
 
 
+class _Pages:
+    """Pages of a nimbus, each shared for a moment by users with the same rights."""
+
+    def __init__(self, facts: PageFacts, templates: Environment) -> None:
+        self._facts = facts
+        self._templates = templates
+        self._shared = SharedValues[Mapping[str, Any]](
+            _SHARED_SECS, _SHARED_TIMES, oldest_secs=_SHARED_SECS
+        )
+
+    def route(
+        self, path: str, template_name: str, values: Callable[[Request], Mapping[str, Any]]
+    ) -> Route:
+        """Route of the page that a template makes of ``values``."""
+
+        async def endpoint(request: Request) -> Response:
+            # Users with different rights must not share a page.
+            key = (LIMITED_USER.get(), request.url.path, request.url.query)
+            response = await run_read(
+                self._shared.get, key, lambda: self._render(template_name, values, request)
+            )
+            if not response:
+                return Response(status_code=503)
+            return HTMLResponse(**response, headers=_HEADERS)
+
+        return Route(path, endpoint, methods=["GET"], include_in_schema=False)
+
+    def _render(
+        self,
+        template_name: str,
+        values: Callable[[Request], Mapping[str, Any]],
+        request: Request,
+    ) -> dict[str, Any]:
+        """Arguments of the response; an error becomes a page of its own."""
+        common = self._facts.common
+        try:
+            template = self._templates.get_template(template_name)
+            return {"content": template.render(**common(), **values(request))}
+        except StormDagsterError as error:
+            template = self._templates.get_template("problem.html")
+            text = template.render(**common(), problem=error.message)
+            return {"content": text, "status_code": error.http_status}
+
+
 def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
     """All routes of the pages. Templates escape the values that they print."""
     static = {
@@ -87,32 +131,25 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
         for path in sorted((_HERE / "static").iterdir())
         if path.suffix in _MEDIA
     }
-    templates = _templates(static)
     facts = PageFacts(nimbus, reader)
-    shared = SharedValues[Mapping[str, Any]](_SHARED_SECS, _SHARED_TIMES, oldest_secs=_SHARED_SECS)
+    pages = _Pages(facts, _templates(static))
+    return [
+        pages.route("/", "topologies.html", facts.topologies),
+        pages.route("/topologies/{name}", "topology.html", facts.topology),
+        pages.route("/topologies/{name}/placement", "placement.html", facts.placement),
+        pages.route("/hosts", "hosts.html", facts.hosts),
+        Route(
+            "/topologies/{name}/graph.svg",
+            facts.graph_file,
+            methods=["GET"],
+            include_in_schema=False,
+        ),
+        _static_route(static),
+    ]
 
-    def page(path: str, name: str, values: Callable[[Request], Mapping[str, Any]]) -> Route:
-        """Route of the page that the template ``name`` makes of ``values``."""
 
-        def render(request: Request) -> dict[str, Any]:
-            """Arguments of the response; an error becomes a page of its own."""
-            try:
-                template = templates.get_template(name)
-                return {"content": template.render(**facts.common(), **values(request))}
-            except StormDagsterError as error:
-                template = templates.get_template("problem.html")
-                text = template.render(**facts.common(), problem=error.message)
-                return {"content": text, "status_code": error.http_status}
-
-        async def endpoint(request: Request) -> Response:
-            # Users with different rights must not share a page.
-            key = (LIMITED_USER.get(), request.url.path, request.url.query)
-            response = await run_read(shared.get, key, lambda: render(request))
-            if not response:
-                return Response(status_code=503)
-            return HTMLResponse(**response, headers=_HEADERS)
-
-        return Route(path, endpoint, methods=["GET"], include_in_schema=False)
+def _static_route(static: Mapping[str, bytes]) -> Route:
+    """Route of the files that the pages load: file name -> content."""
 
     async def file(request: Request) -> Response:
         # Only the names in ``static``: a path of a request never reaches the file system.
@@ -125,16 +162,4 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
             headers={"Cache-Control": "public, max-age=86400"},
         )
 
-    return [
-        page("/", "topologies.html", facts.topologies),
-        page("/topologies/{name}", "topology.html", facts.topology),
-        page("/topologies/{name}/placement", "placement.html", facts.placement),
-        page("/hosts", "hosts.html", facts.hosts),
-        Route(
-            "/topologies/{name}/graph.svg",
-            facts.graph_file,
-            methods=["GET"],
-            include_in_schema=False,
-        ),
-        Route("/static/{name}", file, methods=["GET"], include_in_schema=False),
-    ]
+    return Route("/static/{name}", file, methods=["GET"], include_in_schema=False)
