@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,23 @@ class DevCluster:
             "zookeeper",
             servers,
         )
+        self._prepare_root(tls_conf)
+        self._progress("zookeeper", "SUCCESS")
+        security = Security.of(plan.conf)
+        urls = [plan.nimbus_url(index) for index in range(plan.options.nimbuses)]
+        leader = self._start_nimbuses(urls, security)
+        supervisor_ids = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
+
+        def have_registered() -> bool:
+            url = readiness.leader_url(urls, security) or leader
+            return supervisor_ids <= readiness.supervisor_ids(url, security)
+
+        self._wait(have_registered, "supervisors", supervisors)
+        self._progress("supervisors", "SUCCESS")
+
+    def _prepare_root(self, tls_conf: Mapping[str, Any]) -> None:
+        """Create ZooKeeper's root with the id of the cluster, which HOME stores."""
+        plan = self._plan
         id_file = self._home / "cluster_id"
         stored_id = id_file.read_text(encoding="ascii").strip() if id_file.exists() else None
         values = {
@@ -208,14 +225,15 @@ class DevCluster:
         cluster_id = readiness.prepare_root(values, stored_id, uuid.uuid4().hex)
         plan.forget_former_users()
         id_file.write_text(cluster_id + "\n", encoding="ascii")
-        self._progress("zookeeper", "SUCCESS")
+
+    def _start_nimbuses(self, urls: Sequence[str], security: Security) -> str:
+        """Start the nimbuses, and wait until all of ``urls`` respond; the URL of the leader."""
+        plan = self._plan
         self._progress("nimbus", "STARTED")
         nimbuses = [
             self._launch(plan.nimbus_daemon(index)) for index in range(plan.options.nimbuses)
         ]
         self._write_cluster_file()
-        security = Security.of(plan.conf)
-        urls = [plan.nimbus_url(index) for index in range(plan.options.nimbuses)]
         leader = self._wait(lambda: readiness.leader_url(urls, security), "nimbus", nimbuses)
         self._wait(
             lambda: all(readiness.get_json(f"{url}/healthz", security) for url in urls),
@@ -223,14 +241,7 @@ class DevCluster:
             nimbuses,
         )
         self._progress("nimbus", "SUCCESS")
-        supervisor_ids = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
-
-        def have_registered() -> bool:
-            url = readiness.leader_url(urls, security) or str(leader)
-            return supervisor_ids <= readiness.supervisor_ids(url, security)
-
-        self._wait(have_registered, "supervisors", supervisors)
-        self._progress("supervisors", "SUCCESS")
+        return str(leader)
 
     def _start_the_rest(self) -> None:
         """Start Spark, which readiness does not include.
