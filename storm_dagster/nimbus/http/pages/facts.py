@@ -68,6 +68,35 @@ _SORT_KEYS = ("name", "rate", "failed", "p95_ms", "capacity", "lag", "uptime_sec
 """Keys by which the list of topologies is sorted."""
 
 
+def _link_of_page(here: str, parameters: Mapping[str, str]) -> Callable[..., str]:
+    """Function that returns the URL of the page ``here`` with some parameters changed."""
+
+    def link(**changed: str) -> str:
+        """URL of this page with the same query, except for the ``changed`` parameters."""
+        values = {**parameters, **changed}
+        query = urlencode({key: value for key, value in values.items() if value})
+        return f"{here}?{query}" if query else here
+
+    return link
+
+
+def _flow_tables(flow: TopologyFlow, focus: str, sort: str) -> dict[str, Any]:
+    """Findings and tables of a topology, those of components in the order ``sort``."""
+    tasks = flow.tasks(focus)
+    return {
+        "findings": flow.findings,
+        "center": flow.center(focus),
+        "rows": flow.sorted_rows(sort),
+        "edges": flow.edge_rows(),
+        "stream_titles": [row.title for row in STREAM_METRICS],
+        "stream_rows": flow.streams(focus)[:_MAX_ROWS],
+        "tasks": tasks[:_MAX_ROWS],
+        "more_tasks": max(0, len(tasks) - _MAX_ROWS),
+        "lags": flow.lags(focus)[:_MAX_ROWS],
+        "metrics": flow.metrics(focus)[:_MAX_ROWS],
+    }
+
+
 class PageFacts:
     """Values of each page, by the name of its template."""
 
@@ -159,32 +188,16 @@ class PageFacts:
             "sort": "" if sort == "name" else sort,
             "day": "1" if day else "",
         }
-
-        def link(**changed: str) -> str:
-            """URL of this page with the same query, except for the ``changed`` parameters."""
-            values = {**parameters, **changed}
-            query = urlencode({key: value for key, value in values.items() if value})
-            return f"{here}?{query}" if query else here
-
-        tasks = flow.tasks(focus)
+        link = _link_of_page(here, parameters)
         summary = self._nimbus.cluster.event_log_document(topology.base.name)
         return {
             "topology": snapshot,
             "event_log": None if summary is None else event_log_text(summary, now),
             "age": age_secs if snapshot.reported else None,
             "operations": [operation_text(row) for row in self._reader.operations(snapshot.name)],
-            "findings": flow.findings,
             "graph": Markup(flow.picture(focus, lambda name: link(focus=name))),
-            "center": flow.center(focus),
-            "rows": flow.sorted_rows(sort),
-            "edges": flow.edge_rows(),
-            "stream_titles": [row.title for row in STREAM_METRICS],
-            "stream_rows": flow.streams(focus)[:_MAX_ROWS],
+            **_flow_tables(flow, focus, sort),
             "charts": self._charts(topology, focus, day, now),
-            "tasks": tasks[:_MAX_ROWS],
-            "more_tasks": max(0, len(tasks) - _MAX_ROWS),
-            "lags": flow.lags(focus)[:_MAX_ROWS],
-            "metrics": flow.metrics(focus)[:_MAX_ROWS],
             "workers": flow.workers(Links(view)),
             "events": timeline(snapshot, self._nimbus.dagster.run_url),
             "errors": snapshot.errors[:_MAX_ERRORS],
