@@ -72,7 +72,7 @@ def _change_blacklist(
                 more["drained"] = topologies_on(nimbus, hosts)
             _print_hosts(invocation, cluster, sorted(listed_hosts), dry_run=True, **more)
             return
-        listed = nimbus.post("/v1/blacklist", {action: list(hosts)})["hosts"]
+        blacklisted = nimbus.post("/v1/blacklist", {action: list(hosts)})["hosts"]
         if drain:
             more["drained"] = drain_hosts(
                 nimbus,
@@ -85,7 +85,7 @@ def _change_blacklist(
             more["empty"] = not any(
                 row["used"] for row in cluster["supervisors"] if row["host"] in hosts
             )
-    _print_hosts(invocation, cluster, listed, **more)
+    _print_hosts(invocation, cluster, blacklisted, **more)
     if drain and not invocation.json:
         number = len(more["drained"])
         if more["empty"]:

@@ -245,7 +245,8 @@ class TrustedServers:
     ) -> None:
         """As :meth:`check`, of the two ends of a connected socket."""
         try:
-            own, peer = link.getsockname(), link.getpeername()
+            own = link.getsockname()
+            peer = link.getpeername()
         except OSError as error:
             raise UntrustedServer(
                 f"{server} {NOTHING_SENT}, because the connection broke at once "

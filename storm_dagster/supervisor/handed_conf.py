@@ -70,7 +70,7 @@ def handed_conf(conf: Mapping[str, Any], other_user: bool) -> dict[str, Any]:
     components may read: it could read them in ``storm.yaml``. With ``other_user`` it gets no such
     key, and ``spark.remote`` without its credential. No worker gets :data:`CREDENTIAL_KEYS`.
     """
-    listed = conf["supervisor.worker.conf"]
+    patterns = conf["supervisor.worker.conf"]
     values: dict[str, Any] = {}
     for key, value in conf.items():
         if key in CREDENTIAL_KEYS:
@@ -80,7 +80,7 @@ def handed_conf(conf: Mapping[str, Any], other_user: bool) -> dict[str, Any]:
             is_handed = conf_key.worker
         else:
             is_handed = not other_user
-        if is_handed or matches(key, listed):
+        if is_handed or matches(key, patterns):
             values[key] = value
     if other_user:
         remote = values.get("spark.remote")

@@ -245,17 +245,17 @@ class EventRoutes:
     )
     def acknowledge(self, name: LogName, document: JsonMap) -> dict[str, Any]:
         """Remove every event up to a number. Repeating it has no effect."""
-        taken = _checked(document)
+        acknowledgment = _parse_acknowledgment(document)
         return self._pulls.acknowledge(
             check_topology_reference(name),
-            taken.owner,
-            taken.log,
-            taken.number,
-            {int(number): text for number, text in taken.undefined.items()},
+            acknowledgment.owner,
+            acknowledgment.log,
+            acknowledgment.number,
+            {int(number): text for number, text in acknowledgment.undefined.items()},
         )
 
 
-def _checked(document: dict[str, Any]) -> TakenRequest:
+def _parse_acknowledgment(document: dict[str, Any]) -> TakenRequest:
     """The acknowledgment in a body; :class:`InvalidRequest` for another body."""
     try:
         taken = TakenRequest.model_validate(document)

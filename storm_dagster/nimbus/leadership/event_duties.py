@@ -163,23 +163,23 @@ class LeaderEvents(LeaderRounds):
         """
         deadline = time.monotonic() + _PAGE_SECS
         number: int | None = None
-        for taken in events:
+        for taken_event in events:
             if number is not None and time.monotonic() > deadline:
                 break
-            if is_target_key(taken.event.key):
+            if is_target_key(taken_event.event.key):
                 # A sink's report is for the location that declares the topology: none does now.
-                number = taken.number
+                number = taken_event.number
                 continue
-            origin = {"storm/topology": taken.topology, "storm/event": taken.event.id}
+            origin = {"storm/topology": taken_event.topology, "storm/event": taken_event.event.id}
             try:
-                self._nimbus.dagster.report_event(taken.event, origin)
+                self._nimbus.dagster.report_event(taken_event.event, origin)
             except (Misconfigured, Unavailable) as error:
                 self._retry_at = time.monotonic() + self._pauses.next_pause()
                 self._log_failure("forwarding of events", error)
                 return number
             except InvalidRequest as error:
-                event_logs.report_refused(ctx, taken, f"was refused: {error.message}")
-            number = taken.number
+                event_logs.report_refused(ctx, taken_event, f"was refused: {error.message}")
+            number = taken_event.number
         self._pauses.reset()
         self._failures.pop("forwarding of events", None)
         return number

@@ -144,8 +144,8 @@ class LeaderOutbox:
         if unanswered is None:
             return
         ctx.cluster.state.sync_path(paths.UNREPORTED)
-        left = set(ctx.cluster.state.find_children(paths.UNREPORTED) or ())
-        if left.isdisjoint(unanswered.nodes):
+        node_names = set(ctx.cluster.state.find_children(paths.UNREPORTED) or ())
+        if node_names.isdisjoint(unanswered.nodes):
             self._append(*unanswered.events)
         self._unanswered = None
 
