@@ -1,4 +1,4 @@
-"""What a component says while it waits for a system that is away."""
+"""Reports of a component on a system that is away."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,8 +70,8 @@ class _Outage:
 
     since_ms: int
     text: str = ""
-    """What the metric shows of it."""
-    reported: set[str] = field(default_factory=set)
+    """Text of the metric on it."""
+    reported_kinds: set[str] = field(default_factory=set)
     """Kinds of errors that are reported since its begin."""
     report_at: int = 0
     """Time from which on another kind may be reported."""
@@ -107,51 +107,53 @@ class OutageReports:
         """Note that a system does not answer, if that is new."""
         self._since_ms = self._since_ms or self._now_ms()
 
-    def tell(self, what: str, kind: str, cause: str, error: Callable[[str], Exception]) -> None:
-        """Show that the component waits for ``what``, and report that once for each kind of error.
+    def report_waiting(
+        self, system: str, kind: str, cause: str, make_error: Callable[[str], Exception]
+    ) -> None:
+        """Show that the component waits for a system, and report each kind of error once.
 
-        At most one kind is reported in a minute. ``error`` makes the error from the begin of the
-        outage as text.
+        At most one kind is reported in a minute. ``make_error`` makes the error from the begin of
+        the outage as text.
         """
         self.begin()
-        outage = self._outages.get(what)
+        outage = self._outages.get(system)
         if outage is None:
             # A wait that was not reported before is that for this system.
             outage = _Outage(self._now_ms() if self._outages else self._since_ms)
-            self._outages[what] = outage
+            self._outages[system] = outage
         since = _utc(outage.since_ms)
-        text = mask_text(f"waits for {what} since {since}: {cause}")
+        text = mask_text(f"waits for {system} since {since}: {cause}")
         outage.text = f"{text:.{_MAX_TEXT}}"
         self._show()
         now = self._now_ms()
-        if kind not in outage.reported and now >= outage.report_at and self.may_report(kind):
-            outage.reported.add(kind)
+        if kind not in outage.reported_kinds and now >= outage.report_at and self.may_report(kind):
+            outage.reported_kinds.add(kind)
             outage.report_at = now + REPORT_MS
-            self._reporter.raise_exception(error(since))
+            self._reporter.raise_exception(make_error(since))
 
-    def end(self, what: str | None = None) -> None:
-        """Note that a system answers, or without ``what`` that all do.
+    def end(self, system: str | None = None) -> None:
+        """Note that a system answers, or without ``system`` that all do.
 
         It is reported if the begin of the outage was.
         """
         if not self._since_ms:
             return
         for name in list(self._outages):
-            if what in (None, name):
+            if system in (None, name):
                 self._end(name)
         if not self._outages:
             self._since_ms = 0
 
-    def _end(self, what: str) -> None:
-        outage = self._outages.pop(what)
+    def _end(self, system: str) -> None:
+        outage = self._outages.pop(system)
         self._show()
-        if not outage.reported:
+        if not outage.reported_kinds:
             return
         secs = (self._now_ms() - outage.since_ms) // 1000
         since = _utc(outage.since_ms)
         self._reporter.raise_exception(
             Unavailable(
-                f"{what} answers again: it was away for {secs} s, since {since}; "
+                f"{system} answers again: it was away for {secs} s, since {since}; "
                 "what waited for it goes on"
             )
         )

@@ -516,5 +516,5 @@ class SinkBolt(StatefulBolt):
             waiting = f"{len(self._writing)} rows wait for the sink, which is retried"
             return Unavailable(f"{waiting} since {since}: {cause}")
 
-        what = f"the sink {type(self.sink).__name__}"
-        self._retries.reports.tell(what, kind, cause, as_report)
+        system = f"the sink {type(self.sink).__name__}"
+        self._retries.reports.report_waiting(system, kind, cause, as_report)

@@ -116,7 +116,7 @@ class SourceErrors:
                 return without_traceback(error)
             return Unavailable(f"waits for {self._system} since {since}, which is retried: {cause}")
 
-        self._outages.tell(self._system, _kind(error), cause, as_report)
+        self._outages.report_waiting(self._system, _kind(error), cause, as_report)
 
     def _end(self, call: str) -> None:
         """Note that the call returned; with the last one that failed the outage ends."""

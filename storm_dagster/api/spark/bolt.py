@@ -201,7 +201,7 @@ class SparkBolt(Bolt):
             state = f"{self._subject}: {waiting}, and no others are taken until Spark answers"
             return Unavailable(f"{state}: {error.message}")
 
-        self._retries.reports.tell("Spark", "Spark", error.message, as_report)
+        self._retries.reports.report_waiting("Spark", "Spark", error.message, as_report)
 
     def _run_batch(self) -> None:
         """Run the batch, and search the rows that raise alone if it raises.

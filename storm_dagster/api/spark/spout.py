@@ -289,7 +289,7 @@ class SparkSpout(Spout):
             # No failure of the query: it continues as soon as Spark answers.
             self._retry_at = now + self._away_pauses.next_pause()
             reported = self._query_error(error)
-            self._outage.tell("Spark", "Spark", reported.message, lambda since: reported)
+            self._outage.report_waiting("Spark", "Spark", reported.message, lambda since: reported)
             return
         pause = self._pauses.next_pause()
         self._retry_at = now + (_MAX_PAUSE_SECS if is_owner_lost else pause)

@@ -245,7 +245,9 @@ class EventDelivery:
                 self._outages[task] = OutageReports(reporter, self._shared.now_ms, _SOURCE)
             text = f"{count} events wait to be taken by the cluster, and their tuples with them"
             error = Unavailable(f"{text}: {trouble}")
-            self._outages[task].tell(_CLUSTER, _CLUSTER, trouble, lambda since, error=error: error)
+            self._outages[task].report_waiting(
+                _CLUSTER, _CLUSTER, trouble, lambda since, error=error: error
+            )
 
     def close(self, task: int) -> None:
         """Drop the events of a task that closes here."""

@@ -101,7 +101,7 @@ class SystemWait:
             if error.after is not None:
                 pause_ms = error.after * 1000
             self._until_ms = now + max(1, round(pause_ms))
-        self._reports.tell(error.system, error.system, error.reason, error.as_report)
+        self._reports.report_waiting(error.system, error.system, error.reason, error.as_report)
 
     def end(self, call: Call = "tuple", key: Hashable = None) -> None:
         """Note that the call returned: the systems answer for which no other call waits."""
