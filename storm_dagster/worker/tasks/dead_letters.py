@@ -147,11 +147,11 @@ class DeadLetters:
         self.holds = False
         """True while the letters fill their room, and the spout emits nothing. Any thread."""
         self._held_since = 0
-        """Begin of that time, in milliseconds since 1970."""
+        """Begin of the hold, in milliseconds since 1970."""
         self._report_hold_at = 0
-        """Time from which on a begin of it may be reported."""
-        self._hold_is_told = False
-        """True if its begin is reported, so that its end is to be."""
+        """Time from which on the begin of a hold may be reported."""
+        self._hold_is_reported = False
+        """True if the begin of the hold is reported, so that its end must be."""
         self.log: DeadLetterLog | None = dead_letter_log(
             context,
             int(conf.get("topology.dead.letter.max.bytes") or 0),
@@ -197,24 +197,32 @@ class DeadLetters:
         if is_full == self.holds:
             return
         self.holds = is_full
+        if is_full:
+            self._begin_hold(used, log.max_bytes)
+        else:
+            self._end_hold()
+
+    def _begin_hold(self, used: int, limit: int) -> None:
+        """Show that the spout waits for room, and report it unless a hold was in this minute."""
         runner = self._runner
         now = runner.shared.now_ms()
-        if is_full:
-            self._held_since = now
-            why = _HOLDS.format(used=used, limit=log.max_bytes, name=runner.context.topology_name)
-            runner.awaited.show(_SOURCE, why)
-            self._hold_is_told = now >= self._report_hold_at
-            if self._hold_is_told:
-                self._report_hold_at = now + _REPORT_MS
-                runner.report(Unavailable(f"the spout emits nothing: {why}"), "dead letters")
-            return
+        self._held_since = now
+        reason = _HOLDS.format(used=used, limit=limit, name=runner.context.topology_name)
+        runner.awaited.show(_SOURCE, reason)
+        self._hold_is_reported = now >= self._report_hold_at
+        if self._hold_is_reported:
+            self._report_hold_at = now + _REPORT_MS
+            runner.report(Unavailable(f"the spout emits nothing: {reason}"), "dead letters")
+
+    def _end_hold(self) -> None:
+        """Show that the spout no longer waits, and report it if the begin was reported."""
+        runner = self._runner
         runner.awaited.show(_SOURCE, "")
-        if self._hold_is_told:
-            secs = (now - self._held_since) // 1000
-            text = (
-                f"the dead letters have room again: the spout, which was held for {secs} s, goes on"
-            )
-            runner.report(Unavailable(text), "dead letters")
+        if not self._hold_is_reported:
+            return
+        secs = (runner.shared.now_ms() - self._held_since) // 1000
+        text = f"the dead letters have room again: the spout, which was held for {secs} s, goes on"
+        runner.report(Unavailable(text), "dead letters")
 
     def _publish(self, count: int) -> None:
         """Set the count and its metric; a spout that never had a letter has no metric."""
