@@ -178,7 +178,7 @@ def test_no_tuple_is_given_up_while_spark_is_away(
     spout, errors = run_through_an_outage(
         server, running, rate=50, outage_secs=patience(16), before_secs=2
     )
-    assert not spout.letters.answer(DeadLetterQuery(0))["entries"], "no dead letter"
+    assert not spout.letters.page(DeadLetterQuery(0))["entries"], "no dead letter"
     assert {-n for n in Seen.numbers} == set(range(spout.instance.emitted)), (
         "every tuple is processed"
     )
@@ -205,7 +205,7 @@ def test_two_minutes_without_spark_at_a_thousand_tuples_a_second(
     spout, errors = run_through_an_outage(
         server, running, rate=1000, outage_secs=120, before_secs=10
     )
-    assert not spout.letters.answer(DeadLetterQuery(0))["entries"]
+    assert not spout.letters.page(DeadLetterQuery(0))["entries"]
     assert {-n for n in Seen.numbers} == set(range(spout.instance.emitted))
     assert not spout.instance.fails, "no try is used up"
     assert len(errors) == 2, "the begin and the end of the outage"
@@ -240,7 +240,7 @@ def test_a_task_waiting_for_spark_ends_immediately_and_returns_its_tuples(tmp_pa
         assert bolt.has_ended(), "its thread has ended"
         returned = lambda: running.turn() or sum(spout.instance.fails.values()) >= emitted  # noqa: E731
         eventually(returned, 60, "the tuples come back to their spout", interval=0.003)
-        assert not spout.letters.answer(DeadLetterQuery(0))["entries"]
+        assert not spout.letters.page(DeadLetterQuery(0))["entries"]
         assert max(spout.instance.failed_tuples.values()) == 0, "as no try"
     finally:
         Stream.RUNS = False

@@ -230,17 +230,17 @@ def test_a_poison_tuple_becomes_a_letter_and_the_rest_flows(
             )
 
         # While the bug is there, the letter comes back with one try more.
-        assert len(letters_of(harness).answer(DeadLetterQuery(0, replay=True))["entries"]) == 1
+        assert len(letters_of(harness).page(DeadLetterQuery(0, replay=True))["entries"]) == 1
         result = run_until(harness, lambda found: found.dead_letters[0]["tries"] == 4)
         assert "replayed_ms" not in result.dead_letters[0]
 
         Bug.on = False
-        assert len(letters_of(harness).answer(DeadLetterQuery(0, replay=True))["entries"]) == 1
-        assert letters_of(harness).answer(DeadLetterQuery(0, replay=True))["entries"] == []
+        assert len(letters_of(harness).page(DeadLetterQuery(0, replay=True))["entries"]) == 1
+        assert letters_of(harness).page(DeadLetterQuery(0, replay=True))["entries"] == []
         result = run_until(harness, lambda found: "replayed_ms" in found.dead_letters[0])
         assert Bug.seen.count([3, Decimal("1.50"), AT]) == 1 and len(Bug.seen) == 6
         assert letters_of(harness)._runner.stats.metrics["dead_letters"] == 0
-        assert letters_of(harness).answer(DeadLetterQuery(0, replay=True))["entries"] == []
+        assert letters_of(harness).page(DeadLetterQuery(0, replay=True))["entries"] == []
 
 
 def run_until(harness: TopologyHarness, done: Callable[[Any], bool]) -> Any:
@@ -319,10 +319,10 @@ def test_letters_with_their_position_go_to_the_stream(tmp_path: Path) -> None:
         assert second["raw"] is None and "object object" in str(second["values"])
         emitted, _ = result.values("numbers", "dead")
         assert emitted[0]["values"] == ["/w=="] and emitted[0]["number"] == first["number"]
-        assert len(letters_of(harness).answer(DeadLetterQuery(0, replay=True))["entries"]) == 1
+        assert len(letters_of(harness).page(DeadLetterQuery(0, replay=True))["entries"]) == 1
         harness.shared.spouts_run = False
         with pytest.raises(Unavailable, match="not active"):
-            letters_of(harness).answer(DeadLetterQuery(0, replay=True))
+            letters_of(harness).page(DeadLetterQuery(0, replay=True))
 
 
 def numbers_builder(par: int, spout: type = Numbers, **conf: Any) -> TopologyBuilder:
@@ -352,7 +352,7 @@ def test_letters_of_tasks_that_are_no_more_are_taken_over(tmp_path: Path) -> Non
             for runner in harness.engine.runners.values():
                 if runner.component == "numbers":
                     numbers = [*runner.letters.log.read()]  # type: ignore[attr-defined]
-                    entries = runner.letters.answer(DeadLetterQuery(0))["entries"]  # type: ignore[attr-defined]
+                    entries = runner.letters.page(DeadLetterQuery(0))["entries"]  # type: ignore[attr-defined]
                     assert [letter["number"] for letter in entries] == numbers
 
 
@@ -425,7 +425,7 @@ def test_a_spout_runs_although_its_letters_cannot_be_opened(tmp_path: Path) -> N
         texts = [str(error) for _, error, *_ in harness.errors]
         assert any("damaged" in text and str(path) in text for text in texts)
         with pytest.raises(Corrupt, match="damaged"):
-            letters_of(harness).answer(DeadLetterQuery(0))
+            letters_of(harness).page(DeadLetterQuery(0))
     assert path.exists()
 
 
@@ -583,7 +583,7 @@ def test_letters_without_room_hold_the_spout_and_none_is_lost(spout: type, tmp_p
         (begin,) = [text for text in told() if "the spout emits nothing" in text]
         assert "dead-letters letters --replay" in begin and "overflow: drop" in begin
         Bug.on = False
-        while letters.answer(DeadLetterQuery(0, replay=True))["entries"]:
+        while letters.page(DeadLetterQuery(0, replay=True))["entries"]:
             harness.run()
         eventually(
             lambda: harness.run() and 7 in [values[0] for values in Bug.seen], 20, "it goes on"
@@ -602,17 +602,17 @@ def test_deleted_letters_release_the_spout_that_they_hold(tmp_path: Path) -> Non
         while not letters.holds:
             assert letters.give_up(written, [100 + written, Decimal(1), AT], None, None)
             written += 1
-        old = letters.answer(DeadLetterQuery(0, delete_older_secs=3600))
+        old = letters.page(DeadLetterQuery(0, delete_older_secs=3600))
         assert old == {"entries": [], "next": None} and letters.holds, "none is so old"
-        page = letters.answer(DeadLetterQuery(0, limit=2, delete_older_secs=0))
+        page = letters.page(DeadLetterQuery(0, limit=2, delete_older_secs=0))
         assert len(page["entries"]) == 2 and page["next"] == page["entries"][-1]["number"]
-        assert len(letters.answer(DeadLetterQuery(0))["entries"]) == written - 2
-        letters.answer(DeadLetterQuery(0, delete_older_secs=0))
-        assert letters.answer(DeadLetterQuery(0))["entries"] == []
+        assert len(letters.page(DeadLetterQuery(0))["entries"]) == written - 2
+        letters.page(DeadLetterQuery(0, delete_older_secs=0))
+        assert letters.page(DeadLetterQuery(0))["entries"] == []
         assert not letters.holds and letters._runner.stats.metrics["dead_letters"] == 0
         assert "have room again" in str(harness.errors[-1][1])
     with TopologyHarness(build(Numbers, InLoop, **conf), state_dir=tmp_path) as harness:
-        assert letters_of(harness).answer(DeadLetterQuery(0))["entries"] == [], "for good"
+        assert letters_of(harness).page(DeadLetterQuery(0))["entries"] == [], "for good"
 
 
 def test_a_task_whose_letters_fill_their_room_begins_held(tmp_path: Path) -> None:
@@ -646,7 +646,7 @@ def test_letters_that_are_dropped_are_counted(tmp_path: Path) -> None:
         kept = len(harness.run().dead_letters)
         assert metrics["dead_letters"] == kept < 61 and metrics["dead_letters_dropped"] == 61 - kept
         # Marks of replayed letters need room, too.
-        while letters.answer(DeadLetterQuery(0, replay=True))["entries"]:
+        while letters.page(DeadLetterQuery(0, replay=True))["entries"]:
             harness.run()
         left = [one for one in harness.run().dead_letters if "replayed_ms" not in one]
         assert metrics["dead_letters"] == len(left)

@@ -146,7 +146,7 @@ def filled(seconds: int) -> TopologyHistory:
 
 def test_an_hour_has_ten_second_rows_and_a_day_five_minute_rows() -> None:
     history = filled(2 * 3600)
-    hour = history.answer(HistoryQuery())
+    hour = history.rows(HistoryQuery())
     assert hour["columns"] == ["time", *COLUMNS] and hour["interval"] == 10
     times = [row[0] for row in hour["rows"]]
     assert len(times) == 360 and {b - a for a, b in pairwise(times)} == {10}
@@ -156,10 +156,10 @@ def test_an_hour_has_ten_second_rows_and_a_day_five_minute_rows() -> None:
         and last["capacity"] == pytest.approx(0.1)
         and last["lag"] == 40
     )
-    day = history.answer(HistoryQuery(component="split", day=True))
+    day = history.rows(HistoryQuery(component="split", day=True))
     assert day["interval"] == 300 and len(day["rows"]) == 24
     assert day["rows"][0][1] == pytest.approx(100)
-    assert history.answer(HistoryQuery(component="no"))["rows"] == []
+    assert history.rows(HistoryQuery(component="no"))["rows"] == []
     assert len(json.dumps(hour)) < 64_000
 
 
@@ -195,7 +195,7 @@ def test_the_hourly_trend_has_thirty_characters_scaled_to_the_maximum() -> None:
 def test_time_in_which_nothing_was_heard_is_a_gap() -> None:
     history = filled(100)
     history.advance(100.0, 1_700_000_500.0, {"lines"})
-    times = [row[0] for row in history.answer(HistoryQuery())["rows"]]
+    times = [row[0] for row in history.rows(HistoryQuery())["rows"]]
     assert max(b - a for a, b in pairwise(times)) > 300
 
 
@@ -209,7 +209,7 @@ def test_a_large_topology_has_rings_of_some_components_only() -> None:
         history.receive("s:1", wide, secs)
     history.advance(10.0, 1_700_000_000.0, {"lines"})
     names = ["", "lines", "split", *(f"bolt{n}" for n in range(100, 200))]
-    assert sum(bool(history.answer(HistoryQuery(component=name))["rows"]) for name in names) == 65
+    assert sum(bool(history.rows(HistoryQuery(component=name))["rows"]) for name in names) == 65
 
 
 def test_a_worker_of_the_release_before_has_rates_without_capacity() -> None:

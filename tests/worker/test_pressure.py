@@ -321,7 +321,7 @@ def test_no_tuple_times_out_while_its_bolt_waits_for_a_target(
         time.sleep(0.002)
     waiting = spout.instance.number
     assert 0 < waiting < 200, "the spout waits as well"
-    letters = spout.letters.answer(DeadLetterQuery(0))  # type: ignore[attr-defined]
+    letters = spout.letters.page(DeadLetterQuery(0))  # type: ignore[attr-defined]
     assert not spout.instance.fails and not letters["entries"]
     # The tuples that waited are processed, and complete their trees.
     bolt.instance.is_away = False

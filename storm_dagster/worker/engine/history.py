@@ -286,7 +286,7 @@ class TopologyHistory:
         ring = self._rows.setdefault((component, day), deque(maxlen=_RINGS[day][1]))
         ring.append([int(epoch_secs), *(figures[name] for name in COLUMNS)])
 
-    def answer(self, query: HistoryQuery) -> dict[str, Any]:
+    def rows(self, query: HistoryQuery) -> dict[str, Any]:
         """Return the rows of a component or of the topology.
 
         The oldest row is first. ``{"columns", "interval", "rows"}``.

@@ -423,7 +423,7 @@ class Loop:
                     "the topology master does not run in this worker now: "
                     "repeat the request in a moment"
                 )
-            return self.engine.master.table.history.answer(request.history)
+            return self.engine.master.table.history.rows(request.history)
         return {"pid": os.getpid(), "status": self.status()}
 
     def _letters_page(self, query: wire.DeadLetterQuery) -> dict[str, Any]:
@@ -433,7 +433,7 @@ class Loop:
                 f"spout task {query.task} is not open in this worker now: "
                 "repeat the request in a moment"
             )
-        return runner.letters.answer(query)
+        return runner.letters.page(query)
 
     def _state_page(self, query: wire.StateQuery) -> dict[str, Any]:
         runner = self.engine.runners.get(query.task)

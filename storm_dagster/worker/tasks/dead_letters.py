@@ -448,7 +448,7 @@ class DeadLetters:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def answer(self, query: DeadLetterQuery) -> dict[str, Any]:
+    def page(self, query: DeadLetterQuery) -> dict[str, Any]:
         """Return a page of letters after a number: ``{"entries", "next"}``.
 
         A page has at most about 1 MiB. ``next`` is the last number, ``None`` at the end. With
@@ -465,7 +465,7 @@ class DeadLetters:
             )
         letters: list[dict[str, Any]] = []
         next_number: int | None = None
-        delete_before = None
+        delete_before: float | None = None
         if query.delete_older_secs is not None:
             delete_before = runner.shared.now_ms() - query.delete_older_secs * 1000
         size = 0
@@ -476,25 +476,42 @@ class DeadLetters:
             if len(letters) >= query.limit or size > _PAGE_BYTES:
                 next_number = letters[-1]["number"]
                 break
-            if delete_before is not None and letter["last_ms"] > delete_before:
+            if not self._selects(letter, query, delete_before):
                 continue
             if query.replay:
-                if letter["raw"] is None or "replayed_ms" in letter or number in self._replays:
-                    continue
-                replay = _Replay(letter)
-                try:
-                    values = decode_value(base64.b64decode(letter["raw"]))
-                    runner.send(values, replay, letter["stream"], letter["direct_task"])
-                except Exception as error:
-                    raise InvalidRequest(
-                        f"dead letter {number} cannot be emitted: {error_text(error)}"
-                    ) from None
-                self._replays[number] = replay
+                self._replay(letter)
             letters.append(letter)
             size += len(str(letter))
         if delete_before is not None and letters:
             self._delete([letter["number"] for letter in letters])
         return {"entries": letters, "next": next_number}
+
+    def _selects(
+        self, letter: dict[str, Any], query: DeadLetterQuery, delete_before: float | None
+    ) -> bool:
+        """True if a query returns the letter: it is old enough, and can be replayed.
+
+        ``delete_before``: time in milliseconds since 1970; ``None`` for letters of any age.
+        """
+        if delete_before is not None and letter["last_ms"] > delete_before:
+            return False
+        if not query.replay:
+            return True
+        is_replayed = "replayed_ms" in letter or letter["number"] in self._replays
+        return letter["raw"] is not None and not is_replayed
+
+    def _replay(self, letter: dict[str, Any]) -> None:
+        """Emit a letter once more; ``InvalidRequest`` if that raises."""
+        number = letter["number"]
+        replay = _Replay(letter)
+        try:
+            values = decode_value(base64.b64decode(letter["raw"]))
+            self._runner.send(values, replay, letter["stream"], letter["direct_task"])
+        except Exception as error:
+            raise InvalidRequest(
+                f"dead letter {number} cannot be emitted: {error_text(error)}"
+            ) from None
+        self._replays[number] = replay
 
     def _delete(self, numbers: list[int]) -> None:
         """Delete letters; a spout that they held emits again if there is room now."""
