@@ -239,7 +239,7 @@ class WindowedBolt(GatheringBolt):
 
     def process(self, tup: Tuple) -> None:
         """Put the tuple into its windows."""
-        self._driver.add(tup)
+        self._driver.stage(tup)
 
     def process_window(self, window: TupleWindow) -> None:
         """Handle one window."""

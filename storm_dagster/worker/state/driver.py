@@ -207,7 +207,7 @@ class StateDriver:
                 if self._rejected is tup:
                     # The replay of a failed tuple enters the windows, not this copy.
                     self.windows.staged.clear()
-                self.windows.hold()
+                self.windows.enter_windows()
             has_default = getattr(type(self.bolt), "process_again", None) in (
                 None,
                 StatefulBolt.process_again,

@@ -208,8 +208,8 @@ class WindowDriver:
 
     # -- tuples ------------------------------------------------------------------------------------
 
-    def add(self, tup: Tuple) -> None:
-        """Check and stage a tuple. :meth:`hold` adds it to its windows after ``process``.
+    def stage(self, tup: Tuple) -> None:
+        """Check and stage a tuple. :meth:`enter_windows` adds it to its windows after ``process``.
 
         ``InvalidRequest`` without a usable time stamp, or for values that cannot be saved.
         """
@@ -235,7 +235,7 @@ class WindowDriver:
         )
         self.staged.append((tup, stamp, key, owner, item))
 
-    def hold(self) -> None:
+    def enter_windows(self) -> None:
         """Add the staged tuples to their windows, and defer their acks.
 
         Windows that a number of tuples completes are evaluated.
