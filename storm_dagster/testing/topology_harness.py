@@ -338,7 +338,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
                 runner.pause_until = 0.0
         has_worked = self.engine.run(self.shared.clock())
         # A task whose component names a system that is away opens when time has passed.
-        waiting = {runner.task_id for runner in runners if runner.wait.pause_secs()}
+        waiting = {runner.task_id for runner in runners if runner.system_wait.pause_secs()}
         is_starting = any(
             status == "starting" and task not in waiting
             for task, status in self.engine.statuses().items()
@@ -361,7 +361,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         """True if a task waits for an external system: it is idle until time has passed."""
         now_ms = self.shared.now_ms()
         for runner in self.engine.runners.values():
-            if runner.events_full or runner.wait.pause_secs():
+            if runner.events_full or runner.system_wait.pause_secs():
                 return True
             if getattr(runner.instance, "_room_at", 0) > now_ms:
                 return True

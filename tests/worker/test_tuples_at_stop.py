@@ -265,14 +265,14 @@ def test_a_bolt_that_never_acks_does_not_fill_the_memory(monkeypatch: pytest.Mon
     most = 0
     for n in range(400_000):
         monkeypatch.setattr("storm_dagster.worker.tasks.runner.time.monotonic", lambda n=n: n / 100)
-        runner.keep(Tuple(n, "numbers", "default", 1, [n], Tree(1, n, 0)))
+        runner.note_unacked(Tuple(n, "numbers", "default", 1, [n], Tree(1, n, 0)))
         most = max(most, len(runner.unacked))
     assert most < 15_000, "a hundred a second for 30 s, and some times as long"
     assert [tup.id for tup in runner.unacked][-3000:] == list(range(397_000, 400_000))
     for tup in runner.unacked:
         tup._tree = None
     runner._max_unacked = 0
-    runner.keep(Tuple(1, "numbers", "default", 1, [1], Tree(1, 1, 0)))
+    runner.note_unacked(Tuple(1, "numbers", "default", 1, [1], Tree(1, 1, 0)))
     assert len(runner.unacked) == 1
 
 

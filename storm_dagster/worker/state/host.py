@@ -59,7 +59,7 @@ class StateTask(Protocol):
     awaits_target: bool
     events_full: bool
     events_wait: bool
-    wait: Any
+    system_wait: Any
     """Wait for a system that the component named (``SystemWait``)."""
     state: Any
     """Driver of the state, once it is open."""

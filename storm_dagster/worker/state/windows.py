@@ -390,11 +390,11 @@ class WindowDriver:
                 emitted = []
                 reported = []
                 if isinstance(error, SystemUnavailable):
-                    self.runner.wait.begin(error, "window")
-                    pause_secs = self.runner.wait.pause_secs() or 0.0
+                    self.runner.system_wait.begin(error, "window")
+                    pause_secs = self.runner.system_wait.pause_secs() or 0.0
                     self._retry_at = now + round(pause_secs * 1000)
                     break
-                self.runner.wait.end("window")
+                self.runner.system_wait.end("window")
                 self._tries += 1
                 given_up = bolt.window_tries is not None and self._tries >= bolt.window_tries
                 consequence = f": dropped with {len(pane.items)} tuples" if given_up else ""
@@ -409,7 +409,7 @@ class WindowDriver:
                 self._emitted = None
             self._pauses_ms.reset()
             self._tries = 0
-            self.runner.wait.end("window")
+            self.runner.system_wait.end("window")
             windows.done()
             self.changed = True
             self._add_results(emitted)

@@ -165,7 +165,7 @@ class BoltRunner(Runner):
         if bolt.auto_fail or self.crashed:
             self.fail(tup, self.reason_of(error))
         else:
-            self.keep(tup)
+            self.note_unacked(tup)
 
     def _make_hot_path(self, bolt: Any) -> tuple[Any, Any, Any]:
         """Create ``emit``, ``send_event`` and ``execute``.
@@ -187,7 +187,7 @@ class BoltRunner(Runner):
         ack_tree = ledger.ack_tree
         catches = self.shared.catches
         atomic = ATOMIC
-        keep = self.keep
+        note_unacked = self.note_unacked
         auto_ack = bolt.auto_ack and not acks_itself(bolt)
         auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
         current: Any = None
@@ -302,7 +302,7 @@ class BoltRunner(Runner):
                 except catches as error:
                     if isinstance(error, SystemUnavailable):
                         # The tuple is not executed: it waits in the queue, with those after it.
-                        self.wait.begin(error, "tuple")
+                        self.system_wait.begin(error, "tuple")
                         executed = batch.index(tup)
                         break
                     errors += 1
@@ -323,7 +323,7 @@ class BoltRunner(Runner):
                     last = tree
                     acked = 1
                 elif tup._tree is not None:
-                    keep(tup)
+                    note_unacked(tup)
             if last is not None:
                 count = last.count = last.count - acked
                 if not count:
@@ -343,7 +343,7 @@ class BoltRunner(Runner):
         """
         # Runs in each pass, measured by benchmarks/dataplane.py.
         queue = self.queue
-        if self.events_full or self.wait.is_pausing():
+        if self.events_full or self.system_wait.is_pausing():
             return self._run_without_tuples()
         if not queue:
             if self.ticks:
@@ -352,7 +352,7 @@ class BoltRunner(Runner):
             return self.state is not None and self.state.on_idle()
         if self.ticks:
             self._tick()
-            if self.crashed or self.wait.is_pausing():
+            if self.crashed or self.system_wait.is_pausing():
                 return True
         held = self.held
         if held and not self.may_begin():
@@ -409,8 +409,8 @@ class BoltRunner(Runner):
                 # The other tuples wait for the restarted task, or for the system.
                 queue[:0] = batch[start + executed :]
                 return True
-            if self.wait.is_waiting:
-                self.wait.end("tuple")
+            if self.system_wait.is_waiting:
+                self.system_wait.end("tuple")
             start += calls
             if routes:
                 # Rises at once, and falls slowly: see `_gain`.
@@ -431,7 +431,7 @@ class BoltRunner(Runner):
 
     def idle_secs(self, now: float) -> float | None:
         state_secs = self.state.idle_secs() if self.state is not None else None
-        wait_secs = self.wait.pause_secs()
+        wait_secs = self.system_wait.pause_secs()
         if wait_secs is None or state_secs is None:
             return state_secs if wait_secs is None else wait_secs
         return min(state_secs, wait_secs)
@@ -462,7 +462,7 @@ class BoltRunner(Runner):
             self.run_pulse()
         if due & TICK_DUE and not self.crashed:
             self.run_tick()
-            if self.wait.is_of("tick"):
+            if self.system_wait.is_of("tick"):
                 # Repeated before the next tuple.
                 self.ticks |= TICK_DUE
 

@@ -106,7 +106,7 @@ class Runner:
         """True while its events for Dagster are not taken, and it takes no tuples. Any thread."""
         self.events_wait = False
         """True while some of its events wait for a cluster that does not take them. Any thread."""
-        self.wait = SystemWait(self)
+        self.system_wait = SystemWait(self)
         """Wait for a system that the component named as unavailable."""
         self.awaited = AwaitedTexts(self.metric)
         self.in_cycle = False
@@ -180,7 +180,7 @@ class Runner:
         self.status = "running"
         self.start_failure = ""
         self.next_tick = now + (self.tick_secs or 0.0)
-        self.wait.end("initialize")
+        self.system_wait.end("initialize")
         return True
 
     def start_failed(self, error: BaseException, now: float) -> None:
@@ -190,8 +190,8 @@ class Runner:
         """
         pause: float | None = None
         if isinstance(error, SystemUnavailable):
-            self.wait.begin(error, "initialize")
-            pause = self.wait.pause_secs()
+            self.system_wait.begin(error, "initialize")
+            pause = self.system_wait.pause_secs()
         else:
             self.report(error, "initialize")
             self.start_failure = f"{self.component}[{self.task_id}]: {describe_error(error)}"
@@ -235,7 +235,7 @@ class Runner:
         It takes no tuples until its sink, or Spark, responds, the cluster takes its events, or a
         system answers that it named itself. A spout that waits holds no other component.
         """
-        return self.events_full or (self.kind == "bolt" and self.wait.is_waiting)
+        return self.events_full or (self.kind == "bolt" and self.system_wait.is_waiting)
 
     def backlog_secs(self) -> float:
         """Return the estimated seconds to process the queue."""
@@ -326,7 +326,7 @@ class Runner:
         Its tuples fail. Used only by the loop.
         """
         self.close(retire=True)
-        self.wait.drop()
+        self.system_wait.drop()
         self.awaited.show(COMPONENT, "")
         self.status = "starting"
         self._retry_at = self.shared.clock() + 1.0
@@ -370,7 +370,7 @@ class Runner:
         self.shared.ledger.fail(tup, reason)
         self.stats.failed += 1
 
-    def keep(self, tup: Tuple) -> None:
+    def note_unacked(self, tup: Tuple) -> None:
         """Add a tuple to :attr:`unacked`: ``process`` may return without an ack.
 
         In the thread that runs the task.
@@ -516,16 +516,16 @@ class Runner:
             self.on_tick_error(error)
         else:
             self.tick_errors.on_success()
-            self.wait.end("tick")
+            self.system_wait.end("tick")
 
     def on_tick_error(self, error: BaseException) -> None:
         """Pause ``process_tick``, or wait for the system that it named."""
         if isinstance(error, SystemUnavailable):
-            self.wait.begin(error, "tick")
+            self.system_wait.begin(error, "tick")
             return
         self.on_error(error, "process_tick")
         self.tick_errors.on_error(self.shared.clock())
-        self.wait.end("tick")
+        self.system_wait.end("tick")
 
     def on_clock(self, now: float) -> None:
         """Set :attr:`ticks` to the due events; missed ticks are skipped."""

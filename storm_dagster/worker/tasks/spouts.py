@@ -338,7 +338,7 @@ class SpoutRunner(SpoutBase):
             return True
         if not self.may_emit() or now < self.pause_until or not shared.owns():
             return worked
-        if now < self.retry_at() or self.wait.is_pausing():
+        if now < self.retry_at() or self.system_wait.is_pausing():
             return worked
         next_tuple = self.instance.next_tuple
         routes = tuple(self.routes.values())
@@ -357,7 +357,7 @@ class SpoutRunner(SpoutBase):
                 next_tuple()
             except shared.catches as error:
                 if isinstance(error, SystemUnavailable):
-                    self.wait.begin(error)
+                    self.system_wait.begin(error)
                     return True
                 self.on_error(error, "next_tuple")
                 self.call_errors.on_error(clock())
@@ -365,8 +365,8 @@ class SpoutRunner(SpoutBase):
                 return True
             if self.call_errors.errors:
                 self.call_errors.on_success()
-            if self.wait.is_waiting:
-                self.wait.end()
+            if self.system_wait.is_waiting:
+                self.system_wait.end()
             emitted = routes[0].emitted if len(routes) == 1 else emitted_on(routes)
             if emitted == before:
                 self._empty += 1
@@ -389,7 +389,7 @@ class SpoutRunner(SpoutBase):
     def idle_secs(self, now: float) -> float | None:
         if not self.may_emit() or self.full():
             return None
-        wait_secs = self.wait.pause_secs() or 0.0
+        wait_secs = self.system_wait.pause_secs() or 0.0
         return max(0.0, self.pause_until - now, self.retry_at() - now, wait_secs)
 
     def on_active(self, active: bool) -> None:

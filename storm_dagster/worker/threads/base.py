@@ -109,7 +109,7 @@ class ThreadMixin(Runner, ABC):
             self._thread = None
             self._stopping = False
             self.crashed = False
-            self.wait.drop()
+            self.system_wait.drop()
             self.awaited.show(COMPONENT, "")
         if self._thread is None:
             if now < self._retry_at:
@@ -392,7 +392,7 @@ class ThreadMixin(Runner, ABC):
             self._opened.put(error)
             self.shared.wake()
             return
-        self.wait.end("initialize")
+        self.system_wait.end("initialize")
         self._opened.put(None)
         self.shared.wake()
         self._calls.clear()

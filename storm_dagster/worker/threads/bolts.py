@@ -58,7 +58,7 @@ class BlockingBoltRunner(ThreadMixin):
         """
         if self.instance is not None and self.shared.now_ms() < self.instance._room_at:
             return False
-        if self.events_full or self.wait.is_pausing():
+        if self.events_full or self.system_wait.is_pausing():
             return False
         if self._thread is None:
             return False
@@ -118,7 +118,7 @@ class BlockingBoltRunner(ThreadMixin):
                 return
             self._timers.discard(tup)
             if isinstance(tup, Tuple):
-                self.keep(tup)
+                self.note_unacked(tup)
             # Wait for events to be taken, for back pressure, and for room in the bolt, unless the
             # task ends.
             while self._must_wait(tup, bolt):
@@ -143,7 +143,7 @@ class BlockingBoltRunner(ThreadMixin):
                     bolt.process(tup)
                 except SystemUnavailable as error:
                     calls.clear()
-                    self.wait.begin(error)
+                    self.system_wait.begin(error)
                     if self._await_system():
                         continue
                     # The task ends: the tuple fails with the others in `unacked`.
@@ -153,8 +153,8 @@ class BlockingBoltRunner(ThreadMixin):
                 else:
                     if auto_ack:
                         self.call_in_loop(lambda tup=tup: self.ack(tup))
-                if self.wait.is_waiting:
-                    self.wait.end()
+                if self.system_wait.is_waiting:
+                    self.system_wait.end()
                 break
             self._current = None
             self._end_turn(emitted)
@@ -175,7 +175,7 @@ class BlockingBoltRunner(ThreadMixin):
 
     def _await_system(self) -> bool:
         """Wait until the next call is due. False if the task ends before. In the thread."""
-        while self.wait.is_pausing() or not self.shared.owns():
+        while self.system_wait.is_pausing() or not self.shared.owns():
             if self._stopping or self._detached or self.shared.closing or self.crashed:
                 return False
             time.sleep(0.002)
@@ -198,7 +198,7 @@ class BlockingBoltRunner(ThreadMixin):
         self._calls[0] = (time.perf_counter_ns() / 1e9, method, None)
         if item is TICK:
             self.run_tick()
-            while self.wait.is_of("tick"):
+            while self.system_wait.is_of("tick"):
                 self._calls.clear()
                 if not self._await_system():
                     break
@@ -260,7 +260,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 break
             self._timers.discard(tup)
             if isinstance(tup, Tuple):
-                self.keep(tup)
+                self.note_unacked(tup)
             await window.acquire()
             if self.crashed:
                 # The restart puts `STOP` into the inbox.
@@ -288,7 +288,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
             _processing.set(tup)
             emitted = self._emitted
             while not await self._process(tup, time.perf_counter_ns()):
-                while self.wait.is_pausing() and not (self._stopping or self.shared.closing):
+                while self.system_wait.is_pausing() and not (self._stopping or self.shared.closing):
                     await asyncio.sleep(0.002)
                 if self._stopping or self.shared.closing:
                     # It fails with the others in `unacked`.
@@ -307,7 +307,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
 
     def _must_pause(self, item: Any) -> bool:
         """True while an item must not be handled: see :meth:`BlockingBoltRunner._must_wait`."""
-        if self.events_full or self.wait.is_pausing():
+        if self.events_full or self.system_wait.is_pausing():
             return True
         return isinstance(item, Tuple) and not self.may_begin()
 
@@ -320,7 +320,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
             self._calls[tup.id] = (begin / 1e9, "process", coroutine)
             await coroutine
         except SystemUnavailable as error:
-            self.wait.begin(error, "tuple", tup.id)
+            self.system_wait.begin(error, "tuple", tup.id)
             return False
         except self.shared.catches as error:
             if self._ending and isinstance(error, asyncio.CancelledError):
@@ -332,7 +332,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
         finally:
             self._calls.pop(tup.id, None)
         # Other tuples, which need no answer of the system, do not show that it is back.
-        self.wait.end("tuple", tup.id)
+        self.system_wait.end("tuple", tup.id)
         return True
 
     async def _run_async_tick(self, begin: int) -> None:
@@ -353,7 +353,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
             self.on_tick_error(error)
         else:
             self.tick_errors.on_success()
-            self.wait.end("tick")
+            self.system_wait.end("tick")
 
     def in_process(self) -> Tuple | None:
         return _processing.get()

@@ -85,7 +85,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         """True if ``next_tuple`` may be called now. In the thread."""
         if not self.may_emit() or self._muted or self.crashed:
             return False
-        if self.shared.clock() < self.retry_at() or self.wait.is_pausing():
+        if self.shared.clock() < self.retry_at() or self.system_wait.is_pausing():
             return False
         return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
 
@@ -158,13 +158,13 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
     def _on_success(self, method: str) -> None:
         """End the pauses of a method that returned."""
         self._pauses_of(method).on_success()
-        if method == "next_tuple" and self.wait.is_waiting:
-            self.wait.end()
+        if method == "next_tuple" and self.system_wait.is_waiting:
+            self.system_wait.end()
 
     def _on_call_error(self, method: str, error: BaseException) -> None:
         """Report an error, or wait for the system that ``next_tuple`` named."""
         if method == "next_tuple" and isinstance(error, SystemUnavailable):
-            self.wait.begin(error)
+            self.system_wait.begin(error)
             return
         self.on_error(error, method)
         self._pauses_of(method).on_error(self.shared.clock())
