@@ -496,13 +496,13 @@ class Partitioning:
             share.old_ids = LargeMap(share.old_ids.items())
         share.ids.update(self._own_ids(index, contents.ids))
         share.old_ids.update(self._own_ids(index, contents.old_ids))
-        for owner, (token, names) in contents.batches.items():
-            own_names = dict(self._own_ids(index, names))
-            if own_names:
-                share.batches.setdefault(owner, (token, {}))[1].update(own_names)
+        for owner, (token, ids) in contents.batches.items():
+            own_ids = dict(self._own_ids(index, ids))
+            if own_ids:
+                share.batches.setdefault(owner, (token, {}))[1].update(own_ids)
 
     def _own_ids(self, index: int, ids: Mapping[Any, int]) -> Iterator[tuple[Any, int]]:
         """(id, hash of the grouping key) of the ids that belong to task ``index``."""
-        for name, number in ids.items():
-            if not self.by_key or number % self.tasks == index:
-                yield name, number
+        for tuple_id, key_hash in ids.items():
+            if not self.by_key or key_hash % self.tasks == index:
+                yield tuple_id, key_hash
