@@ -84,11 +84,11 @@ class ShellRunner(Runner):
         scratch = self.shared.scratch or Path.cwd()
         pid_dir = (scratch / f"shell-{self.task_id}-{next(_starts)}").absolute()
         conf = {key: value for key, value in self.conf.items() if value is not None}
-        first = {"conf": conf, "pidDir": str(pid_dir), "context": dict(self.context)}
+        handshake = {"conf": conf, "pidDir": str(pid_dir), "context": dict(self.context)}
         name = f"{self.component}-{self.task_id}"
         command = self.part.object.shell
         self.process = ShellProcess(
-            command, resources, pid_dir, first, self._on_output, name, self.shared.wake
+            command, resources, pid_dir, handshake, self._on_output, name, self.shared.wake
         )
         self.last_seen = self.last_start = time.monotonic()
 

@@ -43,10 +43,10 @@ def _is_altered(value: Any) -> bool:
 
 def _anchors_of(message: dict[str, Any]) -> list[str]:
     """Ids of the tuples to which an emit is anchored; programs send a list, or one id."""
-    names = message.get("anchors") or []
-    if not isinstance(names, list):
-        names = [names]
-    return [str(name) for name in names]
+    anchors = message.get("anchors") or []
+    if not isinstance(anchors, list):
+        anchors = [anchors]
+    return [str(tuple_id) for tuple_id in anchors]
 
 
 class ShellBoltRunner(ShellRunner):
@@ -63,11 +63,11 @@ class ShellBoltRunner(ShellRunner):
         self._ids = itertools.count(1)
         """Ids of tuples, ascending: :attr:`_dropped` compares them."""
         self._next_heartbeat = 0.0
-        self._finished = 0
+        self._last_result_ns = 0
         """Time of the last ack or fail, in nanoseconds."""
-        self._cost_ns = 0
-        """Sum of the times that tuples took, of :attr:`_costs` tuples."""
-        self._costs = 0
+        self._measured_ns = 0
+        """Sum of the times that :attr:`_measured_tuples` tuples took."""
+        self._measured_tuples = 0
         self._has_explained = False
         """True if the last action of the program was to fail a tuple with an error."""
         key = "topology.message.timeout.secs"
@@ -94,7 +94,9 @@ class ShellBoltRunner(ShellRunner):
 
         They come from the rate of results. The latency of a batch is the time that it waits.
         """
-        return self.waiting() * self._cost_ns / self._costs / 1e9 if self._costs else 0.0
+        if not self._measured_tuples:
+            return 0.0
+        return self.waiting() * self._measured_ns / self._measured_tuples / 1e9
 
     def has_pending_acks(self) -> bool:
         return bool(self.in_flight)
@@ -136,11 +138,11 @@ class ShellBoltRunner(ShellRunner):
         ``prefix``: of its id; ``_TICK`` for a tick.
         """
         assert self.process is not None
-        name = f"{prefix}{next(self._ids)}"
+        tuple_id = f"{prefix}{next(self._ids)}"
         if self.component not in self.shared.warned and any(map(_is_altered, tup.values)):
             self._warn_of_altered(tup)
         message = {
-            "id": name,
+            "id": tuple_id,
             "comp": tup.component,
             "stream": tup.stream,
             "task": tup.task,
@@ -158,7 +160,7 @@ class ShellBoltRunner(ShellRunner):
         else:
             # A tick is not kept: an ack of it has no effect.
             if prefix != _TICK:
-                self.in_flight[name] = (tup, time.perf_counter_ns())
+                self.in_flight[tuple_id] = (tup, time.perf_counter_ns())
 
     def _warn_of_altered(self, tup: Tuple) -> None:
         """Log the fields that the program gets changed, once per component."""
@@ -199,14 +201,14 @@ class ShellBoltRunner(ShellRunner):
         Tracked ones have failed long ago.
         """
         late = time.perf_counter_ns() - self._late_ns
-        names: list[str] = []
-        for name, (_, sent_at) in self.in_flight.items():
+        late_ids: list[str] = []
+        for tuple_id, (_, sent_at) in self.in_flight.items():
             if sent_at >= late:
                 break
-            names.append(name)
-        for name in names:
-            del self.in_flight[name]
-            self._dropped = int(name)
+            late_ids.append(tuple_id)
+        for tuple_id in late_ids:
+            del self.in_flight[tuple_id]
+            self._dropped = int(tuple_id)
 
     def on_emit(self, message: dict[str, Any]) -> None:
         """Emit with the program's anchors.
@@ -214,13 +216,13 @@ class ShellBoltRunner(ShellRunner):
         The program gets the receivers unless it opts out.
         """
         anchors: list[Tuple] = []
-        for name in _anchors_of(message):
-            entry = self.in_flight.get(name)
+        for tuple_id in _anchors_of(message):
+            entry = self.in_flight.get(tuple_id)
             if entry is not None:
                 anchors.append(entry[0])
-            elif not (name.startswith(_TICK) or self._was_dropped(name)):
+            elif not (tuple_id.startswith(_TICK) or self._was_dropped(tuple_id)):
                 raise ShellFailure(
-                    f"an emit is anchored to {name!r}, which is unknown or acked already"
+                    f"an emit is anchored to {tuple_id!r}, which is unknown or acked already"
                 )
         stream = message.get("stream") or "default"
         if "tuple" not in message:
@@ -245,12 +247,12 @@ class ShellBoltRunner(ShellRunner):
             return
         if "id" not in message:
             raise ShellFailure(f'{command} names no tuple: send its "id"')
-        name = str(message["id"])
-        if name.startswith(_TICK):
+        tuple_id = str(message["id"])
+        if tuple_id.startswith(_TICK):
             return
-        entry = self.in_flight.pop(name, None)
+        entry = self.in_flight.pop(tuple_id, None)
         if entry is None:
-            if self._was_dropped(name):
+            if self._was_dropped(tuple_id):
                 return
             raise ShellFailure(
                 f"{command} of {message['id']!r}, which is unknown or finished already"
@@ -260,9 +262,9 @@ class ShellBoltRunner(ShellRunner):
         now = time.perf_counter_ns()
         # Programs overlap tuples: the time since the last result is the cost of one tuple, also in
         # a batch.
-        self._cost_ns += now - max(sent_at, self._finished)
-        self._costs += 1
-        self._finished = now
+        self._measured_ns += now - max(sent_at, self._last_result_ns)
+        self._measured_tuples += 1
+        self._last_result_ns = now
         if stats.take_sample():
             stats.time_inputs(now - sent_at, {f"{tup.component}:{tup.stream}": 1})
         if command == "ack":
@@ -272,18 +274,18 @@ class ShellBoltRunner(ShellRunner):
         self._has_explained = command == "fail" and self.last_error is not None
         self.last_error = None
 
-    def _was_dropped(self, name: Any) -> bool:
+    def _was_dropped(self, tuple_id: str) -> bool:
         """True if an id is that of a tuple that is late or has failed, and no longer in flight."""
-        if str(name) in self._refused:
+        if tuple_id in self._refused:
             return True
-        return str(name).isdecimal() and int(name) <= self._dropped
+        return tuple_id.isdecimal() and int(tuple_id) <= self._dropped
 
     def on_refused(self, message: dict[str, Any], error: BaseException) -> None:
         """Fail the anchors of an emit; the program may ack them later, which has no effect."""
-        for name in _anchors_of(message):
-            entry = self.in_flight.pop(name, None)
+        for tuple_id in _anchors_of(message):
+            entry = self.in_flight.pop(tuple_id, None)
             if entry is not None:
-                self._refused[name] = None
+                self._refused[tuple_id] = None
                 self.fail(entry[0], self.reason_of(error))
         while len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]

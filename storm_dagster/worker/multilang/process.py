@@ -59,15 +59,15 @@ class ShellProcess:
     """Working folder of the program, if it exists."""
     pid_dir: Path
     """Folder, which is created, for the file that the program names by its process id."""
-    first: InitVar[Mapping[str, Any]]
-    """The first message to the program: the handshake."""
+    handshake: InitVar[Mapping[str, Any]]
+    """The first message to the program."""
     on_output: "Callable[[ShellProcess, Any], None]"
     name: str
     """Name of the task, for threads and log lines."""
     on_written: Callable[[], None] = lambda: None
     """Called once all is written, if :meth:`room` found no room before."""
 
-    def __post_init__(self, first: Mapping[str, Any]) -> None:
+    def __post_init__(self, handshake: Mapping[str, Any]) -> None:
         command = self.command
         folder = self.folder
         self._full = False
@@ -89,7 +89,7 @@ class ShellProcess:
             ) from None
         self.reported_pid: int | None = None
         """Process id in the program's first message: it may be that of a child of the program."""
-        self.send(first)
+        self.send(handshake)
         self._start_thread("in", self._read, self.process.stdout)
         self._start_thread("out", self._write, self.process.stdin)
         self._start_thread("log", self._log_errors, self.process.stderr)
