@@ -377,35 +377,60 @@ class SinkBolt(StatefulBolt):
 
         False if the task must restart.
         """
-        batches = self._sink_batches
-        own_name = batches.owner if self.exactly_once else ""
-        undecided = batches.undecided() if self.exactly_once else {}
-        is_written = False
-        # Earlier owners of this task's keys first; then the task itself, whose sink stays open.
-        for owner in [*sorted(undecided.keys() - {own_name}), own_name]:
-            self.close()
-            self._sink = copy.copy(self.sink)
-            try:
-                newest = self._sink.open(self.conf, owner)
-            except Retry:
-                self.close()
-                raise
-            if newest is None and owner:
-                raise InvalidRequest(
-                    f"{type(self.sink).__name__} does not know what it has written, "
-                    f"as exactly_once needs it: set {type(self).__name__}.exactly_once = False, "
-                    "or return its newest token from open()"
-                )
-            self._token = newest or 0
-            is_written = owner in undecided and self._token >= undecided[owner]
-            if owner in undecided and not batches.decide(owner, is_written):
+        undecided = self._sink_batches.undecided() if self.exactly_once else {}
+        return self._decide_former_batches(undecided) and self._open_own(undecided)
+
+    def _owner_name(self) -> str:
+        """Name of this task for its sink; empty without ``exactly_once``."""
+        return self._sink_batches.owner if self.exactly_once else ""
+
+    def _decide_former_batches(self, undecided: Mapping[str, int]) -> bool:
+        """Decide which batches of earlier owners of this task's keys are written.
+
+        ``undecided``: owner -> token of its batch. False if the task must restart.
+        """
+        for owner in sorted(undecided.keys() - {self._owner_name()}):
+            newest = self._connect_sink(owner)
+            if not self._sink_batches.decide(owner, newest >= undecided[owner]):
                 return False
-        # is_written is now about this task's own batch. If a reply was lost, its rows are written;
-        # otherwise the batch gets a new token.
-        if self._has_begun and is_written:
-            self._finish()
+        return True
+
+    def _open_own(self, undecided: Mapping[str, int]) -> bool:
+        """Connect as this task, and decide if its batch is written. The sink stays open.
+
+        ``undecided``: as in :meth:`_decide_former_batches`. False if the task must restart.
+        """
+        owner = self._owner_name()
+        self._token = self._connect_sink(owner)
+        if owner in undecided:
+            is_written = self._token >= undecided[owner]
+            if not self._sink_batches.decide(owner, is_written):
+                return False
+            # The reply was lost, but the rows are written; otherwise the batch gets a new token.
+            if self._has_begun and is_written:
+                self._finish()
         self._has_begun = False
         return True
+
+    def _connect_sink(self, owner: str) -> int:
+        """Connect as an owner, and return its newest token, or 0 for none.
+
+        :class:`InvalidRequest` if the sink does not know what an owner has written.
+        """
+        self.close()
+        self._sink = copy.copy(self.sink)
+        try:
+            newest = self._sink.open(self.conf, owner)
+        except Retry:
+            self.close()
+            raise
+        if newest is None and owner:
+            raise InvalidRequest(
+                f"{type(self.sink).__name__} does not know what it has written, "
+                f"as exactly_once needs it: set {type(self).__name__}.exactly_once = False, "
+                "or return its newest token from open()"
+            )
+        return newest or 0
 
     def _write(self) -> bool:
         """Write the batch, and write it again without the rows that the sink refuses.
