@@ -172,7 +172,7 @@ class LogOfATask(RuleBasedStateMachine):
     @rule(cut=st.integers(0, 100_000))
     def crash(self, cut: int) -> None:
         """The process ends, and the file with it at any byte: whole checkpoints are there."""
-        path = self.log._path_now
+        path = self.log._file_path
         first, last = self.history[0][0], self.history[-1][0]
         at = first + cut % (last - first + 1)
         self.state.close()
@@ -212,7 +212,7 @@ class LogOfATask(RuleBasedStateMachine):
         self.open()
         with pytest.raises(Unavailable):
             old.save({"a": "of the old worker"})
-        assert not old_log._path_now.exists()
+        assert not old_log._file_path.exists()
         old.close()
 
     @precondition(lambda self: hasattr(self, "root"))

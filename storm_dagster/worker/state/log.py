@@ -121,7 +121,7 @@ class StateLog:
         self._compaction: _Compaction | None = None
         """The running compaction, or a finished one whose file is not taken yet."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._number = self._enter(stamp)
+        self._number = self._enter_division(stamp)
         """Number of the division."""
         self._opening = 0
         """Number of the file that is open, 0 before the first; :meth:`_load` sets the last one."""
@@ -166,7 +166,7 @@ class StateLog:
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"
 
-    def _numbers(self) -> list[int]:
+    def _division_numbers(self) -> list[int]:
         return division_numbers(self.folder)
 
     def _read_division(self, number: int) -> tuple[Partitioning, Stamp]:
@@ -186,14 +186,14 @@ class StateLog:
                 f"{path} is not a valid division of state ({error}): restore it"
             ) from None
 
-    def _enter(self, stamp: Stamp) -> int:
+    def _enter_division(self, stamp: Stamp) -> int:
         """Return the number of the task's division.
 
         It is created if there is none, or if the newest one is divided in another way. Refuses a
         folder that lacks the newest known division, and raises :class:`Unavailable` for an
         assignment that is older than that of the newest division.
         """
-        numbers = self._numbers()
+        numbers = self._division_numbers()
         newest = numbers[-1] if numbers else 0
         last = max((number for number, _ in self.last_positions.values()), default=0)
         if newest < last:
@@ -218,7 +218,7 @@ class StateLog:
         temporary.write_bytes(json.dumps(document).encode())
         if not link_unless_taken(temporary, self._path(number)):
             # Another task has created a division with this number.
-            return self._enter(stamp)
+            return self._enter_division(stamp)
         return number
 
     # -- reading -----------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class StateLog:
             return initial.contents
         if path is not None:
             return read_contents(path, self.encoded)
-        earlier = [earlier_number for earlier_number in self._numbers() if earlier_number < number]
+        earlier = [former for former in self._division_numbers() if former < number]
         if not earlier:
             return Contents(encoded=self.encoded)
         division, _ = self._read_division(number)
@@ -301,7 +301,7 @@ class StateLog:
             )
         self.close()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._path_now = path
+        self._file_path = path
         """Path of :attr:`_file`."""
         self._opening += 1
         self._full_size = size
@@ -319,7 +319,7 @@ class StateLog:
         # Earlier divisions are not read once every task has its share.
         if len(self._logs(self._number)) < self.division.tasks:
             return
-        for number in self._numbers():
+        for number in self._division_numbers():
             if number < self._number:
                 shutil.rmtree(self.folder / f"{number:06d}", ignore_errors=True)
                 self._path(number).unlink(missing_ok=True)
@@ -358,7 +358,7 @@ class StateLog:
         os.fsync(self._file)
 
     def _sync_folders(self) -> None:
-        sync_path(self._path_now.parent)
+        sync_path(self._file_path.parent)
         if not self._folders_synced:
             sync_path(self._path(self._number))
             # The folder, the component's and the topology's.
@@ -403,7 +403,7 @@ class StateLog:
             )
         with running.temporary.open("ab") as file:
             # The entries that were appended since the thread ended.
-            copy_range(self._path_now, running.read, self.size, file)
+            copy_range(self._file_path, running.copied_bytes, self.size, file)
         self._publish(running.temporary)
         return True
 
@@ -431,11 +431,11 @@ class _Compaction:
 
     def __init__(self, log: StateLog) -> None:
         self._log = log
-        self._path = log._path_now
-        self.read = log.size
+        self._path = log._file_path
+        self.copied_bytes = log.size
         """Bytes of the log that are in the new file."""
         self.temporary: Path | None = None
-        """The new file, once it is complete up to :attr:`read`."""
+        """The new file, once it is complete up to :attr:`copied_bytes`."""
         self.error: BaseException | None = None
         self.stopped = False
         """Set by the loop when the log is closed: the thread must end."""
@@ -448,17 +448,17 @@ class _Compaction:
         try:
             with self._path.open("rb") as file:
                 for record in paced(read_log(file, str(self._path))):
-                    if self.stopped or file.tell() > self.read:
+                    if self.stopped or file.tell() > self.copied_bytes:
                         break
                     contents.apply(record)
             temporary = self._log._write(contents.snapshot(), lambda: self.stopped)
             with temporary.open("ab") as file:
                 while not self.stopped:
                     size = self._log.size
-                    if size - self.read <= _LAST_COPIED:
+                    if size - self.copied_bytes <= _LAST_COPIED:
                         break
-                    copy_range(self._path, self.read, size, file)
-                    self.read = size
+                    copy_range(self._path, self.copied_bytes, size, file)
+                    self.copied_bytes = size
             if self._log.durable and not self.stopped:
                 # Here, not in the loop, which then syncs only the entries appended until then.
                 sync_path(temporary)
