@@ -9,7 +9,7 @@ import pytest
 
 from storm_dagster.api import Spout, Topology, Window, WindowedBolt
 from storm_dagster.core.dataplane.time_stamps import describe_stamp
-from storm_dagster.core.dataplane.window_state import Position, WindowShape
+from storm_dagster.core.dataplane.window_state import WindowPosition, WindowShape
 from storm_dagster.core.dataplane.windowing import Windows
 from storm_dagster.testing.topology_harness import TopologyHarness
 
@@ -106,7 +106,7 @@ def test_a_watermark_of_the_future_in_the_state_is_reset(tmp_path: Path) -> None
 def test_the_watermark_goes_back_to_a_window_before_now(last_end: int | None) -> None:
     shape = WindowShape(length_ms=60_000, slide_ms=60_000, event_time=True, max_ahead_ms=3_600_000)
     newest = [(("clicks", "default", 1), NOW_MS + DAY_MS)]
-    position = Position(
+    position = WindowPosition(
         shape=shape.parts, watermark=NOW_MS + DAY_MS, newest=newest, last_end=last_end
     )
     windows = Windows(shape, (), position)

@@ -13,7 +13,7 @@ from storm_dagster.core.dataplane.keyed_state import (
     join_encoded,
     read_log,
 )
-from storm_dagster.core.dataplane.window_state import HeldTuple, Position
+from storm_dagster.core.dataplane.window_state import HeldTuple, WindowPosition
 from storm_dagster.model.errors import Corrupt
 
 
@@ -65,7 +65,7 @@ def test_zeros_that_a_power_cut_left_at_the_end_are_no_damage(zeros: int) -> Non
 
 def test_many_tuples_of_windows_are_written_and_read_in_small_pieces() -> None:
     many = 25_000
-    written = Contents(windows=Position(shape=[1], watermark=7))
+    written = Contents(windows=WindowPosition(shape=[1], watermark=7))
     for number in range(many):
         written.held[number] = (
             number % 3,

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.dataplane.keyed_state import Contents, Partitioning, encode_entry
-from storm_dagster.core.dataplane.window_state import HeldTuple, Position, WindowShape, window_shape
+from storm_dagster.core.dataplane.window_state import (
+    HeldTuple,
+    WindowPosition,
+    WindowShape,
+    window_shape,
+)
 from storm_dagster.core.dataplane.windowing import Windows
 from storm_dagster.model.errors import InvalidTopology
 
@@ -34,7 +39,9 @@ def held(windows: Windows) -> list[HeldTuple]:
 
 def restarted(windows: Windows) -> Windows:
     """The same windows, from what a checkpoint has of them."""
-    position = msgspec.msgpack.decode(msgspec.msgpack.encode(windows.position()), type=Position)
+    position = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(windows.position()), type=WindowPosition
+    )
     return Windows(windows.shape, windows.sources, position, held(windows))
 
 

@@ -19,7 +19,13 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from storm_dagster.core.dataplane.window_state import HeldTuple, Position, detach, in_order, join
+from storm_dagster.core.dataplane.window_state import (
+    HeldTuple,
+    WindowPosition,
+    entries_for_other_windows,
+    in_order,
+    join_positions,
+)
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.numbers import is_nan
@@ -64,7 +70,7 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     """(number, hash of the grouping key, encoded entry) of tuples that entered windows."""
     finished: list[int] = []
     """Numbers of tuples that no window still needs."""
-    windows: Position | None = None
+    windows: WindowPosition | None = None
     """State of the windows beside their tuples; ``None``: as before."""
     results: list[tuple[int, msgspec.Raw]] = []
     """(number, tuples that a window emitted)."""
@@ -301,7 +307,7 @@ class Contents:
     """The same of the generation before; older ids are forgotten."""
     held: MutableMapping[int, tuple[int, msgspec.Raw]] = field(default_factory=dict)
     """Number -> (hash of the grouping key, encoded entry) of the tuples in windows."""
-    windows: Position | None = None
+    windows: WindowPosition | None = None
     """State of the windows beside their tuples; ``None`` if none was stored."""
     results: dict[int, msgspec.Raw] = field(default_factory=dict)
     """Number -> tuples that a window emitted, until their trees are complete."""
@@ -442,7 +448,7 @@ class Partitioning:
         share = Contents()
         several: dict[Any, list[Any]] = {}
         """Key of more than one task -> its values."""
-        positions: list[Position] = []
+        positions: list[WindowPosition] = []
         window_tuples: list[tuple[HeldTuple, int]] = []
         for old_index, contents in old:
             is_successor = old_index % self.tasks == index
@@ -455,7 +461,7 @@ class Partitioning:
                 # Of every old task, even one without a tuple for this task: the watermark must be
                 # the earliest of all.
                 positions.append(contents.windows)
-                for entry in detach(contents.windows, contents.entries()):
+                for entry in entries_for_other_windows(contents.windows, contents.entries()):
                     owner = contents.held[entry.number][0]
                     if not self.by_key or owner % self.tasks == index:
                         window_tuples.append((entry, owner))
@@ -465,7 +471,7 @@ class Partitioning:
         owners = {id(entry): owner for entry, owner in window_tuples}
         for number, entry in enumerate(in_order(entry for entry, _ in window_tuples)):
             share.held[number] = (owners[id(entry)], encode_entry(entry))
-        share.windows = join(positions)
+        share.windows = join_positions(positions)
         for key, values in several.items():
             share.values[key] = merge(key, values)
         return share

@@ -138,7 +138,7 @@ class HeldTuple(msgspec.Struct, eq=False):
     """End up to which the task that it came from had evaluated its windows."""
 
 
-class Position(msgspec.Struct, omit_defaults=True):
+class WindowPosition(msgspec.Struct, omit_defaults=True):
     """State of the windows beside their tuples."""
 
     shape: list[Any] = []
@@ -161,16 +161,18 @@ class Position(msgspec.Struct, omit_defaults=True):
     """Index after the last tuple of that window."""
 
 
-place = attrgetter("stamp", "number")
-"""Place of an entry in the order of windows."""
+window_order = attrgetter("stamp", "number")
+"""Sort key of the entries of windows: by stamp, then by arrival."""
 
 
 def in_order(entries: Iterable[HeldTuple]) -> list[HeldTuple]:
     """Sort the entries by stamp and arrival."""
-    return sorted(entries, key=place)
+    return sorted(entries, key=window_order)
 
 
-def detach(position: Position, entries: Iterable[HeldTuple]) -> list[HeldTuple]:
+def entries_for_other_windows(
+    position: WindowPosition, entries: Iterable[HeldTuple]
+) -> list[HeldTuple]:
     """The entries that windows of another task, or of another shape, need.
 
     ``position`` is not valid there. Of tuples that were in a window already, only those of time
@@ -190,7 +192,7 @@ def detach(position: Position, entries: Iterable[HeldTuple]) -> list[HeldTuple]:
     return needed
 
 
-def join(positions: list[Position]) -> Position | None:
+def join_positions(positions: list[WindowPosition]) -> WindowPosition | None:
     """Position of a task that continues with the tuples of several tasks.
 
     It is the earliest of them, so that no tuple that was in time becomes late. Its log is empty.
@@ -208,7 +210,7 @@ def join(positions: list[Position]) -> Position | None:
     last_end: int | None = None
     if watermark is not None:
         last_end = _earliest(position.last_end for position in positions)
-    return Position(
+    return WindowPosition(
         shape=positions[-1].shape,
         watermark=watermark,
         newest=list(newest.items()),

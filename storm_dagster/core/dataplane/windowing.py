@@ -20,12 +20,12 @@ from typing import Any
 from storm_dagster.core.dataplane.time_stamps import date_of, is_too_far_ahead
 from storm_dagster.core.dataplane.window_state import (
     HeldTuple,
-    Position,
+    WindowPosition,
     WindowShape,
-    detach,
+    entries_for_other_windows,
     in_order,
-    join,
-    place,
+    join_positions,
+    window_order,
 )
 
 _stamp = attrgetter("stamp")
@@ -50,7 +50,7 @@ class Sessions:
 
     def add(self, entry: HeldTuple) -> None:
         """Add an entry to the session of its timestamp; it may join two sessions."""
-        insort(self._open.setdefault(entry.key, []), entry, key=place)
+        insort(self._open.setdefault(entry.key, []), entry, key=window_order)
         heapq.heappush(self._ends, (entry.stamp + self._gap, entry.number, entry.key))
 
     def closed(self, watermark: int) -> tuple[Any, int, int, list[HeldTuple]] | None:
@@ -125,7 +125,7 @@ class Windows:
         self,
         shape: WindowShape,
         sources: Iterable[Any] = (),
-        position: Position | None = None,
+        position: WindowPosition | None = None,
         entries: Iterable[HeldTuple] = (),
     ) -> None:
         self.shape = shape
@@ -170,7 +170,7 @@ class Windows:
         if position is not None:
             self._restore(position, in_order(entries))
 
-    def _restore(self, position: Position, entries: list[HeldTuple]) -> None:
+    def _restore(self, position: WindowPosition, entries: list[HeldTuple]) -> None:
         """Continue at a position with its entries, which are in the order of windows.
 
         If the shape is another one, only the entries that the new windows need are restored, and
@@ -178,15 +178,15 @@ class Windows:
         """
         shape = self.shape
         if position.shape != shape.parts:
-            needed = detach(position, entries)
+            needed = entries_for_other_windows(position, entries)
             needed_numbers = {entry.number for entry in needed}
             self._finished += [entry for entry in entries if entry.number not in needed_numbers]
             entries = needed
             # Stamps of another kind of time are not comparable.
             *_, event_time = position.shape
             same_time = event_time == shape.event_time
-            joined = join([position]) if same_time else None
-            position = joined or Position()
+            joined = join_positions([position]) if same_time else None
+            position = joined or WindowPosition()
         self.watermark = position.watermark
         self._last_end = position.last_end
         self._since = position.since
@@ -206,10 +206,10 @@ class Windows:
         # A sorted list is a heap.
         self._early = [(entry.stamp, entry.number, entry) for entry in entries[position.entered :]]
 
-    def position(self) -> Position:
+    def position(self) -> WindowPosition:
         """State beside the tuples."""
         base = self._base
-        return Position(
+        return WindowPosition(
             shape=self.shape.parts,
             watermark=self.watermark,
             newest=list(self._newest.items()),
