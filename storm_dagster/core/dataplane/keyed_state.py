@@ -99,16 +99,16 @@ def encode_value(value: Any, key: Any) -> msgspec.Raw:
         raise InvalidRequest(f"the state of {key!r:.80} cannot be saved: it is {error}") from None
 
 
-def stored_key(key: Any, odd: bool = False) -> Any:
+def stored_key(key: Any, beyond_msgpack: bool = False) -> Any:
     """Convert a key or an id to its form in a log.
 
     Tuples become arrays there, as in the logs of every release; :func:`key_of` restores them. With
-    ``odd`` the key has integers or text that MessagePack cannot hold. Raises ``InvalidRequest`` for
-    a key that cannot be saved.
+    ``beyond_msgpack`` the key has integers or text that MessagePack cannot hold. Raises
+    ``InvalidRequest`` for a key that cannot be saved.
     """
     if type(key) is tuple:
-        return [stored_key(part, odd) for part in key]
-    if type(key) in ATOMIC and not odd:
+        return [stored_key(part, beyond_msgpack) for part in key]
+    if type(key) in ATOMIC and not beyond_msgpack:
         return key
     try:
         return msgspec.Raw(encode_any(key))
@@ -116,23 +116,26 @@ def stored_key(key: Any, odd: bool = False) -> Any:
         raise InvalidRequest(f"the key {key!r:.80} cannot be saved: it is {error}") from None
 
 
-def _encode_checkpoint(record: Checkpoint, odd: bool) -> bytes:
-    """Encode a checkpoint; ``odd`` is that of :func:`stored_key`."""
+def _encode_checkpoint(record: Checkpoint, beyond_msgpack: bool) -> bytes:
+    """Encode a checkpoint; ``beyond_msgpack`` is that of :func:`stored_key`."""
     return _encode(
         msgspec.structs.replace(
             record,
-            values=[(stored_key(key, odd), raw) for key, raw in record.values],
-            removed=[stored_key(key, odd) for key in record.removed],
-            ids=_stored_ids(record.ids, odd),
-            old_ids=_stored_ids(record.old_ids, odd),
-            batches=[(owner, token, _stored_ids(ids, odd)) for owner, token, ids in record.batches],
-            forgotten=[stored_key(tuple_id, odd) for tuple_id in record.forgotten],
+            values=[(stored_key(key, beyond_msgpack), raw) for key, raw in record.values],
+            removed=[stored_key(key, beyond_msgpack) for key in record.removed],
+            ids=_stored_ids(record.ids, beyond_msgpack),
+            old_ids=_stored_ids(record.old_ids, beyond_msgpack),
+            batches=[
+                (owner, token, _stored_ids(ids, beyond_msgpack))
+                for owner, token, ids in record.batches
+            ],
+            forgotten=[stored_key(tuple_id, beyond_msgpack) for tuple_id in record.forgotten],
         )
     )
 
 
-def _stored_ids(ids: Iterable[tuple[int, Any]], odd: bool) -> list[tuple[int, Any]]:
-    return [(key_hash, stored_key(tuple_id, odd)) for key_hash, tuple_id in ids]
+def _stored_ids(ids: Iterable[tuple[int, Any]], beyond_msgpack: bool) -> list[tuple[int, Any]]:
+    return [(key_hash, stored_key(tuple_id, beyond_msgpack)) for key_hash, tuple_id in ids]
 
 
 def join_encoded(parts: list[Any]) -> msgspec.Raw:
@@ -197,10 +200,10 @@ def frame(record: Checkpoint) -> bytes:
     Raises ``InvalidRequest`` for a key that cannot be saved.
     """
     try:
-        payload = _encode_checkpoint(record, odd=False)
+        payload = _encode_checkpoint(record, beyond_msgpack=False)
     except (OverflowError, UnicodeEncodeError):
         # An integer of more than 64 bits, or text with a lone surrogate, in a key.
-        payload = _encode_checkpoint(record, odd=True)
+        payload = _encode_checkpoint(record, beyond_msgpack=True)
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 

@@ -134,7 +134,7 @@ class Windows:
         """Source -> its newest stamp, in event time."""
         self._fresh: set[Any] = set()
         """Sources that have sent since the last :meth:`advance`."""
-        self._heard: dict[Any, int] = {}
+        self._last_sent_at: dict[Any, int] = {}
         """Source -> time of the last :meth:`advance` after it had sent."""
         self.watermark: int | None = None
         """In event time no tuple with an older stamp is expected; else the newest time."""
@@ -233,13 +233,15 @@ class Windows:
             stamp = max(stamp, self._least)
             self._least = stamp
         else:
-            mark = self.watermark
+            watermark = self.watermark
             before = self._newest.get(source)
             if before is None or stamp > before:
                 self._newest[source] = stamp
             self._fresh.add(source)
             # At the watermark a tuple is late only if the window that ends there was evaluated.
-            if mark is not None and (stamp < mark or (stamp == mark and stamp == self._last_end)):
+            if watermark is not None and (
+                stamp < watermark or (stamp == watermark and stamp == self._last_end)
+            ):
                 return None
         entry = HeldTuple(stamp, self._number, item, key)
         self._number += 1
@@ -256,10 +258,10 @@ class Windows:
         stamps of all sources that are not silent, minus the lag. The watermark never goes back.
         """
         if self.shape.event_time:
-            mark = self._least_newest(now_ms)
-            if mark is None:
+            least_stamp = self._least_newest(now_ms)
+            if least_stamp is None:
                 return
-            now_ms = mark - self.shape.lag_ms
+            now_ms = least_stamp - self.shape.lag_ms
         if self.watermark is None or now_ms > self.watermark:
             self.watermark = now_ms
 
@@ -267,18 +269,19 @@ class Windows:
         """The least of the newest stamps of the sources that are not silent.
 
         The greatest of all stamps if all are silent. ``None`` while one of them has not sent a
-        stamp, or without any stamp. Notes the sources that have sent since the last call as heard
-        ``now_ms``.
+        stamp, or without any stamp. Notes ``now_ms`` as the time of the sources that have sent
+        since the last call.
         """
-        heard = self._heard
+        last_sent_at = self._last_sent_at
         newest = self._newest
         for source in self._fresh:
-            heard[source] = now_ms
+            last_sent_at[source] = now_ms
         self._fresh.clear()
-        # A source that was never heard has its time of silence from the first call on.
+        # A source that has never sent has its time of silence from the first call on.
         for source in (*self.sources, *newest):
-            heard.setdefault(source, now_ms)
-        waiting = [source for source, at in heard.items() if now_ms - at < self.shape.idle_ms]
+            last_sent_at.setdefault(source, now_ms)
+        idle_ms = self.shape.idle_ms
+        waiting = [source for source, sent_at in last_sent_at.items() if now_ms - sent_at < idle_ms]
         self._missing = [source for source in waiting if source not in newest]
         self._slowest = None
         if not waiting:
@@ -407,13 +410,13 @@ class Windows:
 
     def _by_time(self, slide: int) -> Pane | None:
         """The next time window that has ended by the watermark and holds a tuple, or ``None``."""
-        mark = self.watermark
-        assert mark is not None
-        while self._release(mark):
+        watermark = self.watermark
+        assert watermark is not None
+        while self._release(watermark):
             pass
         while self._start - self._base < len(self._log):
             end = self._next_end(slide)
-            if end is None or end > mark:
+            if end is None or end > watermark:
                 return None
             last = self._base + self._count_until(end)
             if self.shape.length_count is not None:
@@ -422,7 +425,7 @@ class Windows:
                 start_ms = end - (self.shape.length_ms or 0)
                 first = self._base + self._count_until(start_ms)
             first = max(self._start, first)
-            pane = self._make(first, last, end)
+            pane = self._pane_between(first, last, end)
             if pane is not None:
                 return pane
             # The interval is longer than the window, and all tuples fell between two windows; or
@@ -466,9 +469,9 @@ class Windows:
         first = self._start
         if self.shape.length_count is not None:
             first = max(first, last - self.shape.length_count)
-        return self._make(first, last, self._log[-1].stamp)
+        return self._pane_between(first, last, self._log[-1].stamp)
 
-    def _make(self, first: int, last: int, end: int) -> Pane | None:
+    def _pane_between(self, first: int, last: int, end: int) -> Pane | None:
         """The window of the entries from number ``first`` to before ``last``, with its ``end``.
 
         ``None`` if it is empty, or if another task has evaluated all of it.
