@@ -125,65 +125,68 @@ def joined_type(value_types: Sequence[pa.DataType]) -> pa.DataType:
     return joined
 
 
-def _join(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    if types.is_null(one):
-        return other
-    if types.is_int64(one) and types.is_float64(other):
-        return other
-    if types.is_list(one) and types.is_list(other):
-        return pa.list_(_join(one.value_type, other.value_type))
-    if types.is_struct(one) and types.is_struct(other):
-        fields = {field.name: field.type for field in one}
-        for field in other:
+def _join(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    if types.is_null(first):
+        return second
+    if types.is_int64(first) and types.is_float64(second):
+        return second
+    if types.is_list(first) and types.is_list(second):
+        return pa.list_(_join(first.value_type, second.value_type))
+    if types.is_struct(first) and types.is_struct(second):
+        fields = {field.name: field.type for field in first}
+        for field in second:
             fields[field.name] = _join(fields.get(field.name, pa.null()), field.type)
         return pa.struct([(name, fields[name]) for name in distinct_names(fields)])
-    return one
+    return first
 
 
-def refined_type(known: pa.DataType, value_type: pa.DataType) -> pa.DataType:
-    """The known type, with types of the values instead of ``null``; no other part changes."""
-    if types.is_null(known):
+def refined_type(column_type: pa.DataType, value_type: pa.DataType) -> pa.DataType:
+    """The type of a column, with types of the values instead of ``null``.
+
+    No other part changes.
+    """
+    if types.is_null(column_type):
         return value_type
-    if types.is_list(known) and types.is_list(value_type):
-        return pa.list_(refined_type(known.value_type, value_type.value_type))
-    if types.is_struct(known) and types.is_struct(value_type):
+    if types.is_list(column_type) and types.is_list(value_type):
+        return pa.list_(refined_type(column_type.value_type, value_type.value_type))
+    if types.is_struct(column_type) and types.is_struct(value_type):
         new_types = {field.name: field.type for field in value_type}
         fields = [
             pa.field(field.name, refined_type(field.type, new_types.get(field.name, pa.null())))
-            for field in known
+            for field in column_type
         ]
         return pa.struct(fields)
-    return known
+    return column_type
 
 
-def is_open(known: pa.DataType) -> bool:
+def is_open(column_type: pa.DataType) -> bool:
     """True if a part of the type is ``null``: it waits for a value."""
-    if types.is_null(known):
+    if types.is_null(column_type):
         return True
-    return any(is_open(known.field(index).type) for index in range(known.num_fields))
+    return any(is_open(column_type.field(index).type) for index in range(column_type.num_fields))
 
 
-def written_type(known: pa.DataType) -> pa.DataType | None:
+def written_type(column_type: pa.DataType) -> pa.DataType | None:
     """The type without its open parts; ``None`` if a file cannot have such a column yet.
 
     A map without keys is left out like an open part: files have none.
     """
-    if types.is_null(known):
+    if types.is_null(column_type):
         return None
-    if types.is_list(known):
-        element = written_type(known.value_type)
+    if types.is_list(column_type):
+        element = written_type(column_type.value_type)
         return None if element is None else pa.list_(element)
-    if not types.is_struct(known):
-        return known
+    if not types.is_struct(column_type):
+        return column_type
     fields: list[tuple[str, pa.DataType]] = []
-    for field in known:
+    for field in column_type:
         field_type = written_type(field.type)
         if field_type is not None:
             fields.append((field.name, field_type))
     if not fields:
         return None
-    is_whole = fields == [(field.name, field.type) for field in known]
-    return known if is_whole else pa.struct(fields)
+    is_whole = fields == [(field.name, field.type) for field in column_type]
+    return column_type if is_whole else pa.struct(fields)
 
 
 # -- values of a type ------------------------------------------------------------------------------
@@ -269,10 +272,10 @@ def _decimal(value: Any, arrow_type: pa.DataType) -> Decimal:
         raise _misfit(value, arrow_type)
     number = exact_decimal(value)
     try:
-        kept = pa.array([number], arrow_type)[0].as_py()
+        stored_value = pa.array([number], arrow_type)[0].as_py()
     except (pa.ArrowException, ValueError, OverflowError):
         raise _inexact(value, arrow_type) from None
-    if kept != number:
+    if stored_value != number:
         raise _inexact(value, arrow_type)
     return number
 
@@ -340,12 +343,12 @@ def _duration(value: Any, arrow_type: pa.DataType) -> timedelta:
 def _by_arrow(value: Any, arrow_type: pa.DataType) -> Any:
     """A value that Arrow converts, if it returns an equal one."""
     try:
-        kept = pa.array([value], arrow_type)[0].as_py()
+        stored_value = pa.array([value], arrow_type)[0].as_py()
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"the column is {arrow_type}: {error}") from None
     # With nanoseconds, Arrow returns a time of pandas.
-    is_same_type = type(kept) is type(value) or isinstance(kept, datetime)
-    if not is_same_type or kept != value:
+    is_same_type = type(stored_value) is type(value) or isinstance(stored_value, datetime)
+    if not is_same_type or stored_value != value:
         raise _inexact(value, arrow_type)
     return value
 

@@ -84,15 +84,15 @@ def declared_schema(schema: Any) -> pa.Schema | None:
 
 
 def inferred_schema(
-    known: pa.Schema | None, rows: Sequence[Mapping[str, Any]], skipped: Iterable[type] = ()
+    stored_schema: pa.Schema | None, rows: Sequence[Mapping[str, Any]], skipped: Iterable[type] = ()
 ) -> pa.Schema:
     """The schema with the types that these rows have in its open columns.
 
-    Without a known one, of all columns of the rows. Values without a type, and those of the types
+    Without a stored one, of all columns of the rows. Values without a type, and those of the types
     ``skipped``, do not count. No type of a column changes.
     """
     fields: list[pa.Field] = []
-    open_fields = column_names(rows) if known is None else list(known)
+    open_fields = column_names(rows) if stored_schema is None else list(stored_schema)
     for field in open_fields:
         if isinstance(field, str):
             field = pa.field(field, pa.null())
@@ -126,14 +126,14 @@ def column_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return distinct_names([name for name in columns if name and isinstance(name, str)])
 
 
-def with_declared(known: pa.Schema | None, declared: pa.Schema, url: str) -> pa.Schema:
+def with_declared(stored_schema: pa.Schema | None, declared: pa.Schema, url: str) -> pa.Schema:
     """The schema of a dataset with the columns that a sink declares.
 
     Raises :class:`InvalidRequest` if that would change a column of the dataset.
     """
-    if known is None:
+    if stored_schema is None:
         return declared
-    fields = {field.name: field for field in known}
+    fields = {field.name: field for field in stored_schema}
     for field in declared:
         own = fields.get(field.name)
         if own is None and not field.nullable:

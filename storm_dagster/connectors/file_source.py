@@ -147,9 +147,9 @@ class FileSource(Source):
 
     def _notice_change(self, name: str) -> None:
         """Read a file on that was appended to, and a replaced one from its beginning."""
-        known = self._versions[name]
+        version = self._versions[name]
         listed = self._listed[name]
-        change = self._change_of(name, known)
+        change = self._change_of(name, version)
         if change == "replaced":
             _log.info("file %s was replaced: it is read from its beginning", name)
             self._replaced.add(name)
@@ -158,14 +158,14 @@ class FileSource(Source):
             self._ended.discard(name)
             self._unread[name] = 0
         elif change == "appended" and name in self._ended:
-            self._unread[name] = self._rows_before(name, known)
+            self._unread[name] = self._rows_before(name, version)
             self._ended.discard(name)
-        elif change == "same" and known.size == listed.size:
+        elif change == "same" and version.size == listed.size:
             # Its bytes are not compared once more.
-            self._versions[name] = msgspec.structs.replace(known, time=listed.time)
+            self._versions[name] = msgspec.structs.replace(version, time=listed.time)
 
-    def _change_of(self, name: str, known: FileVersion) -> Change:
-        change = change_of(known, self._listed[name], partial(self._read_head, name))
+    def _change_of(self, name: str, version: FileVersion) -> Change:
+        change = change_of(version, self._listed[name], partial(self._read_head, name))
         if change == "appended" and self._is_whole(name):
             return "replaced"
         return change
@@ -178,27 +178,27 @@ class FileSource(Source):
         with self._fs.open(name, "rb") as file:
             return file.read(count)
 
-    def _rows_before(self, name: str, known: FileVersion) -> int:
+    def _rows_before(self, name: str, version: FileVersion) -> int:
         """Number of records in the part of a file that was read."""
-        if known.rows is not None:
-            return known.rows
+        if version.rows is not None:
+            return version.rows
         # The position is of an earlier release, which has stored no number.
-        assert known.size is not None
-        return sum(1 for _ in self._values(name, FileVersion(), known.size))
+        assert version.size is not None
+        return sum(1 for _ in self._values(name, FileVersion(), version.size))
 
     def resume(self, partition: str, position: Any, identity: Any) -> Any:
         """Position in the file that has the name now; ``None`` if it was replaced."""
         if partition in self._versions or partition in self._unread:
             # It is being read, or was read to its end.
             return position
-        known = stored_version(identity)
-        if known is None:
+        version = stored_version(identity)
+        if version is None:
             self._versions[partition] = self._listed[partition]
             return position
         try:
-            change = self._change_of(partition, known)
+            change = self._change_of(partition, version)
             if change == "appended" and position == _END:
-                position = self._rows_before(partition, known)
+                position = self._rows_before(partition, version)
         except Exception as error:
             # It stops no other file. The next list of files notices the change.
             self._changes.append(_unreadable(partition, error))
@@ -206,7 +206,7 @@ class FileSource(Source):
         if change == "replaced":
             _log.info("file %s was replaced: it is read from its beginning", partition)
             return None
-        self._versions[partition] = known
+        self._versions[partition] = version
         return position
 
     def identity(self, partition: str) -> Any:

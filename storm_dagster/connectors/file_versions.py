@@ -69,18 +69,20 @@ def hash_of(head: bytes) -> str:
     return blake2b(head, digest_size=16).hexdigest()
 
 
-def change_of(known: FileVersion, listed: FileVersion, read_head: Callable[[int], bytes]) -> Change:
+def change_of(
+    stored: FileVersion, listed: FileVersion, read_head: Callable[[int], bytes]
+) -> Change:
     """Decide what has happened to a file since a version of it was read.
 
     ``read_head`` returns so many bytes of its beginning; it is called only if size or time differ.
     A file whose size and first bytes are the same is the same.
     """
-    if known.etag is not None and listed.etag is not None:
-        return "same" if known.etag == listed.etag else "replaced"
-    if known.size is None or listed.size is None or known.head_bytes is None:
+    if stored.etag is not None and listed.etag is not None:
+        return "same" if stored.etag == listed.etag else "replaced"
+    if stored.size is None or listed.size is None or stored.head_bytes is None:
         return "same"
-    if (known.size, known.time) == (listed.size, listed.time):
+    if (stored.size, stored.time) == (listed.size, listed.time):
         return "same"
-    if listed.size < known.size or hash_of(read_head(known.head_bytes)) != known.head:
+    if listed.size < stored.size or hash_of(read_head(stored.head_bytes)) != stored.head:
         return "replaced"
-    return "appended" if listed.size > known.size else "same"
+    return "appended" if listed.size > stored.size else "same"
