@@ -46,11 +46,13 @@ _log = logging.getLogger(__name__)
 _REQUEST_SECS = 30.0
 """Longest time for which a nimbus may not respond."""
 _CLUSTER = "the cluster, for its events for Dagster,"
-"""What a task waits for, in its reports."""
+"""Subject of the outage in the reports of a task."""
 _SOURCE = "events"
-"""Source of the texts on what a task waits for."""
+"""Source of the texts on the systems that a task waits for."""
+_KIND = "events"
+"""Kind of the report that events wait; there is only this one."""
 _LOG_SECS = 60.0
-"""Shortest time between two lines of the log on trouble."""
+"""Shortest time between two log lines on a problem."""
 _EXPIRE_SECS = 5.0
 """Interval of the checks for events whose tuples have timed out."""
 
@@ -120,8 +122,8 @@ class EventDelivery:
         self._expire_at = 0.0
         self._outages: dict[int, OutageReports] = {}
         """Task id -> its reports on a cluster that does not take its events."""
-        self._is_troubled = False
-        """True if the last response had trouble."""
+        self._has_problem = False
+        """True if the last response names a problem."""
         self._is_log_full = False
         """True if the event log of the topology had no room at the last response."""
         self.send: Callable[[list[ReportedEvent]], None] | None = None
@@ -151,7 +153,7 @@ class EventDelivery:
             ledger.add(tree)
             holder = Tuple(0, runner.component, "__dagster", runner.task_id, [], tree)
         if self.outbox.add(runner.task_id, event, holder, now):
-            self._hold(runner)
+            self._update_hold(runner)
             return
         if holder is not None:
             ledger.fail(holder)
@@ -197,12 +199,12 @@ class EventDelivery:
         )
         return True
 
-    def _hold(self, runner: EventTask) -> None:
-        """Decide if the task takes tuples."""
+    def _update_hold(self, runner: EventTask) -> None:
+        """Set if the task takes tuples, and if its events wait."""
         count = self.outbox.count(runner.task_id)
         bound = ROOM_EVENTS if runner.events_full else FULL_EVENTS
         runner.events_full = count >= bound or (self._is_log_full and count > 0)
-        runner.events_wait = self._is_troubled and count > 0
+        runner.events_wait = self._has_problem and count > 0
 
     def _handle(self, response: ReportResponse, now: float) -> None:
         """Ack or fail the tuples of a batch, and report the events that were not stored."""
@@ -223,17 +225,17 @@ class EventDelivery:
                 continue
             error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} {reason}")
             self._report(self._runners[entry.task], error)
-        self._is_troubled = response.problem is not None
-        self._report_trouble(response.problem)
+        self._has_problem = response.problem is not None
+        self._report_problem(response.problem)
         # A nimbus that does not respond says nothing about the log.
         if response.full or response.problem is None:
             self._is_log_full = response.full
         for runner in self._runners.values():
-            self._hold(runner)
+            self._update_hold(runner)
 
-    def _report_trouble(self, trouble: str | None) -> None:
+    def _report_problem(self, problem: str | None) -> None:
         """Report begin and end of an outage, for each task whose events wait for the cluster."""
-        if trouble is None:
+        if problem is None:
             for reports in self._outages.values():
                 reports.end()
             return
@@ -244,9 +246,9 @@ class EventDelivery:
                 reporter = TaskReporter(self._runners[task])
                 self._outages[task] = OutageReports(reporter, self._shared.now_ms, _SOURCE)
             text = f"{count} events wait to be taken by the cluster, and their tuples with them"
-            error = Unavailable(f"{text}: {trouble}")
+            error = Unavailable(f"{text}: {problem}")
             self._outages[task].report_waiting(
-                _CLUSTER, _CLUSTER, trouble, lambda since, error=error: error
+                _CLUSTER, _KIND, problem, lambda since, error=error: error
             )
 
     def close(self, task: int) -> None:
@@ -292,7 +294,7 @@ class EventSender:
         self._logged_problem: str | None = None
         """Trouble that was logged last; ``None`` after its end."""
         self._log_at = 0.0
-        """Time from which on trouble may be logged (monotonic clock)."""
+        """Time from which on a problem may be logged (monotonic clock)."""
 
     def send(self, batch: list[ReportedEvent]) -> None:
         """Queue a batch."""
