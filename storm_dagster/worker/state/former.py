@@ -25,9 +25,9 @@ from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.values import encode_value
 from storm_dagster.worker.state.log import InitialContents
 
-READ = ".former"
+IMPORTED_SUFFIX = ".former"
 """Suffix of a file whose contents are in a state log."""
-DAMAGED = ".damaged"
+DAMAGED_SUFFIX = ".damaged"
 """Suffix of a file that could not be read, or not all of it."""
 _TYPED = b"\xc1"
 """First byte of a value that is in the form of the log, not JSON."""
@@ -52,9 +52,9 @@ def set_aside(path: Path, suffix: str) -> Path:
     return target
 
 
-def quarantined(path: Path) -> list[Path]:
+def quarantined_paths(path: Path) -> list[Path]:
     """Return the current paths of damaged files that had this path, by name."""
-    names = [*path.parent.glob(f"{path.name}{DAMAGED}*")]
+    names = [*path.parent.glob(f"{path.name}{DAMAGED_SUFFIX}*")]
     return sorted(name for name in names if not name.name.endswith(("-wal", "-shm")))
 
 
@@ -82,7 +82,7 @@ def note_imported_opening(path: Path, opening: int) -> None:
 
 def is_damaged_since_import(path: Path) -> bool:
     """True if a database was quarantined after the last one was taken over."""
-    damaged = quarantined(path)
+    damaged = quarantined_paths(path)
     if not damaged:
         return False
     note = _note_of(path)
@@ -113,7 +113,7 @@ def read_database(path: Path) -> InitialContents | None:
         # The disk or a limit of the process, not the contents.
         raise Unavailable(f"the state in {path} cannot be read now ({error}): retried") from None
     except (sqlite3.DatabaseError, ValueError, msgspec.MsgspecError) as error:
-        target = set_aside(path, DAMAGED)
+        target = set_aside(path, DAMAGED_SUFFIX)
         raise damaged_database(path, target, f"cannot be read ({error})") from None
 
 
@@ -197,7 +197,10 @@ class FormerLetters:
 
         Returns the new names.
         """
-        return [set_aside(path, DAMAGED if self.unreadable else READ) for path in self.paths]
+        return [
+            set_aside(path, DAMAGED_SUFFIX if self.unreadable else IMPORTED_SUFFIX)
+            for path in self.paths
+        ]
 
 
 def letter_indexes(folder: Path) -> list[int]:

@@ -22,11 +22,11 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.groupings import reader_of
 from storm_dagster.model.records import StateHome
 from storm_dagster.worker.state.former import (
-    READ,
+    IMPORTED_SUFFIX,
     damaged_database,
     is_damaged_since_import,
     note_imported_opening,
-    quarantined,
+    quarantined_paths,
     read_database,
     read_imported_opening,
     set_aside,
@@ -244,7 +244,7 @@ def open_task_log(
     path = folder.with_suffix(".sqlite3")
     initial = read_database(path)
     if initial is None and is_damaged_since_import(path):
-        raise damaged_database(path, quarantined(path)[-1], "was damaged")
+        raise damaged_database(path, quarantined_paths(path)[-1], "was damaged")
     former_opening = 0
     if initial is not None:
         former_opening = initial.opening
@@ -269,7 +269,7 @@ def open_task_log(
     )
     if initial is not None:
         note_imported_opening(path, former_opening)
-        target = set_aside(path, READ)
+        target = set_aside(path, IMPORTED_SUFFIX)
         _log.info(
             "the state of %s is in %s; the former file is kept as %s", path, folder, target.name
         )
