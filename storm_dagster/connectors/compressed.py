@@ -64,7 +64,7 @@ class _Zstandard:
         return self._frame.decompress(data)
 
 
-_MEMBERS: dict[str, Callable[[], Any]] = {
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "gzip": _Gzip,
     "bz2": bz2.BZ2Decompressor,
     "xz": lzma.LZMADecompressor,
@@ -77,17 +77,17 @@ _MEMBERS: dict[str, Callable[[], Any]] = {
 class _MemberReader(io.RawIOBase):
     """All members of a compressed file, one after the other, as one stream of bytes."""
 
-    def __init__(self, file: Any, make_member: Callable[[], Any], kind: str) -> None:
+    def __init__(self, file: Any, make_decompressor: Callable[[], Any], kind: str) -> None:
         self._file = file
-        self._make_member = make_member
+        self._make_decompressor = make_decompressor
         self._kind = kind
-        self._member = make_member()
+        self._decompressor = make_decompressor()
         self._input = b""
-        """Compressed bytes that were read, and not passed to a member."""
+        """Compressed bytes that were read, and not passed to the decompressor."""
         self._output = memoryview(b"")
         """Decompressed bytes that were not returned."""
         self._has_begun = False
-        """True if the member has got bytes."""
+        """True if the decompressor has got bytes of its member."""
         self._members = 0
         """Number of members that were read to their end."""
 
@@ -103,10 +103,10 @@ class _MemberReader(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
-    def _read_some(self, most: int) -> bytes:
-        """The next bytes, about ``most``; none at the end of the last member."""
+    def _read_some(self, max_bytes: int) -> bytes:
+        """The next bytes, about ``max_bytes``; none at the end of the last member."""
         while True:
-            if not self._input and self._member.needs_input:
+            if not self._input and self._decompressor.needs_input:
                 self._input = self._file.read(_CHUNK_BYTES)
                 if not self._input:
                     self._check_end()
@@ -116,24 +116,24 @@ class _MemberReader(io.RawIOBase):
                 self._input = self._input.lstrip(b"\0")
                 if not self._input:
                     continue
-            data = self._decompress(most)
+            data = self._decompress(max_bytes)
             if data:
                 return data
 
-    def _decompress(self, most: int) -> bytes:
+    def _decompress(self, max_bytes: int) -> bytes:
         self._has_begun = True
         compressed = self._input
         self._input = b""
         try:
-            data = self._member.decompress(compressed, most)
+            data = self._decompressor.decompress(compressed, max_bytes)
         except Exception as error:
             raise DamagedArchive(
                 f"its {self._kind} data are damaged after {self._members} whole members "
                 f"({error_text(error)})"
             ) from None
-        if self._member.eof:
-            self._input = self._member.unused_data
-            self._member = self._make_member()
+        if self._decompressor.eof:
+            self._input = self._decompressor.unused_data
+            self._decompressor = self._make_decompressor()
             self._has_begun = False
             self._members += 1
         return data
@@ -151,9 +151,9 @@ def open_decompressed(file: Any, compression: str | None) -> Any:
     """
     if compression is None:
         return file
-    make_member = _MEMBERS.get(compression)
-    if make_member is not None:
-        return io.BufferedReader(_MemberReader(file, make_member, compression), _CHUNK_BYTES)
+    make_decompressor = _DECOMPRESSORS.get(compression)
+    if make_decompressor is not None:
+        return io.BufferedReader(_MemberReader(file, make_decompressor, compression), _CHUNK_BYTES)
     if compression == "zip":
         return _only_member_of_zip(file)
     from fsspec.compression import compr

@@ -15,11 +15,11 @@ from storm_dagster.connectors.sinks import Rejected
 from storm_dagster.model.json_text import type_name
 
 _Rows = Sequence[Mapping[str, Any]]
-NESTED_TYPES = (list, tuple, dict, bytes, bytearray, set, frozenset)
+TYPES_NOT_IN_CSV = (list, tuple, dict, bytes, bytearray, set, frozenset)
 """Types of values that CSV has no form of."""
 
 
-_NOT_IN_CSV = (
+_COLUMN_TESTS_NOT_IN_CSV = (
     types.is_nested,
     types.is_binary,
     types.is_large_binary,
@@ -84,7 +84,7 @@ class _Columns:
         self._check_flat()
         columns: list[list[str]] = []
         for field in self._schema:
-            if any(is_type(field.type) for is_type in _NOT_IN_CSV):
+            if any(is_type(field.type) for is_type in _COLUMN_TESTS_NOT_IN_CSV):
                 for index, row in enumerate(self._rows):
                     if row.get(field.name) is not None:
                         self._refuse(
@@ -119,11 +119,11 @@ class _Columns:
     def _check_flat(self) -> None:
         """Note the rows with lists, maps and bytes, which CSV has no form of."""
         kinds = set(map(type, chain.from_iterable([row.values() for row in self._rows])))
-        if kinds.isdisjoint(NESTED_TYPES):
+        if kinds.isdisjoint(TYPES_NOT_IN_CSV):
             return
         for index, row in enumerate(self._rows):
             for name, value in row.items():
-                if type(value) in NESTED_TYPES:
+                if type(value) in TYPES_NOT_IN_CSV:
                     kind = f"CSV has no form of a value of type {type_name(value)}"
                     self._refuse(index, f"column {name!r}: {kind}: make it text in row_of")
 

@@ -135,9 +135,9 @@ class FileSink:
         if dataset is None:
             return encode_lines(values)
         # It imports pyarrow, which JSON lines without a schema do not need.
-        from storm_dagster.connectors.file_formats import NESTED_TYPES, encode_rows
+        from storm_dagster.connectors.file_formats import TYPES_NOT_IN_CSV, encode_rows
 
-        skipped = NESTED_TYPES if self._format == "csv" else ()
+        skipped = TYPES_NOT_IN_CSV if self._format == "csv" else ()
         dataset.infer(values, skipped)
         try:
             return encode_rows(self._format, values, dataset.schema)
