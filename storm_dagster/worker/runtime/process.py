@@ -207,7 +207,7 @@ def _run(
     loop = Loop(spec, conf, transport, lease, engine)
     sync = ClusterSync(spec, conf, cluster, lease, loop)
     loop.request_refresh = sync.request_refresh
-    shared.storage.write = sync.publish_opening
+    shared.storage.publisher = sync.publish_opening
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     blocked_secs = float(conf.get("worker.blocked.report.secs") or 5)

@@ -44,10 +44,10 @@ def _is_replayed(raw: bytes) -> bool:
 class DeadLetterLog:
     """Dead letters by number, of at most ``max_bytes`` in all.
 
-    The oldest are dropped first, and the newest is always kept. Without ``drops`` only those that
-    were replayed are dropped, and the others may need more than ``max_bytes``. The log is created
-    with the first letter. It is divided over the tasks of the spout: a task that no longer exists
-    leaves its letters to another.
+    The oldest are dropped first, and the newest is always kept. Without ``drops_unreplayed`` only
+    those that were replayed are dropped, and the others may need more than ``max_bytes``. The log
+    is created with the first letter. It is divided over the tasks of the spout: a task that no
+    longer exists leaves its letters to another.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class DeadLetterLog:
     """Limit of the letters as JSON, without the replaced values that the file may hold."""
     report: Callable[[Exception], None] = lambda error: None
     """Called with the errors of files that could not be read, for the operator."""
-    drops: bool = True
+    drops_unreplayed: bool = True
     """True if letters that were not replayed may be dropped for newer ones."""
 
     def __post_init__(self) -> None:
@@ -303,7 +303,7 @@ class DeadLetterLog:
         for number in self._sizes:
             if total <= self.max_bytes:
                 break
-            if number not in entries and (self.drops or number in self._replayed):
+            if number not in entries and (self.drops_unreplayed or number in self._replayed):
                 dropped.append(number)
                 total -= self._sizes[number]
         letters = [msgspec.json.decode(log.contents.values[number]) for number in dropped]

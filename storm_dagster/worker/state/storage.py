@@ -70,7 +70,7 @@ class StateStorage:
         """The cluster's record of the topology's state: the last openings, and the marker."""
         self.hosts: frozenset[str] = frozenset()
         """Hosts that run workers of the topology."""
-        self.write: Publish | None = None
+        self.publisher: Publish | None = None
         """Publishes an opening; any thread. ``None`` without a cluster, as in the test harness."""
 
     def check_shared(self, context: TopologyContext) -> None:
@@ -108,9 +108,9 @@ class StateStorage:
         The result comes when it is stored; at once without a cluster. ``key``: as in
         ``StateHome.openings``.
         """
-        if self.write is not None:
+        if self.publisher is not None:
             local = len(self.hosts) > 1 and bool(context.conf.get("topology.state.local"))
-            return self.write(key, opening, context.host, local)
+            return self.publisher(key, opening, context.host, local)
         published: Future[None] = Future()
         published.set_result(None)
         return published
@@ -200,7 +200,7 @@ def dead_letter_log(
     context: TopologyContext,
     max_bytes: int,
     report: Callable[[Exception], None],
-    drops: bool = True,
+    drops_unreplayed: bool = True,
 ) -> DeadLetterLog | None:
     """Create the dead letter log of a spout's task, not yet open.
 
@@ -216,7 +216,7 @@ def dead_letter_log(
         context.may_write,
         max_bytes,
         report,
-        drops,
+        drops_unreplayed,
     )
 
 

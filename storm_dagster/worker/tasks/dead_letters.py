@@ -156,7 +156,7 @@ class DeadLetters:
             context,
             int(conf.get("topology.dead.letter.max.bytes") or 0),
             lambda error: runner.report(error, "dead letters"),
-            drops=conf.get("topology.dead.letter.overflow") == "drop",
+            drops_unreplayed=conf.get("topology.dead.letter.overflow") == "drop",
         )
         if self.log is not None:
             context._on_close.append(self.log.close)
@@ -190,7 +190,7 @@ class DeadLetters:
         Unless letters may be dropped. It is released when a tenth of the room is free. Begin and
         end are errors of the task, at most once a minute, and the begin is on the page.
         """
-        if log.drops:
+        if log.drops_unreplayed:
             return
         used = log.unreplayed_bytes()
         is_full = used > log.max_bytes * (0.9 if self.holds else 1.0)
