@@ -25,8 +25,8 @@ from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
 from storm_dagster.operations.submit.continuing import continue_under_leaders, run_stage
 from storm_dagster.operations.submit.staging import (
+    read_client_token,
     read_record,
-    read_token,
     read_topology,
     staged_replaces,
 )
@@ -196,7 +196,7 @@ def _stage(
 
 def _is_published(ctx: OperationsContext, token: str) -> bool:
     """True if the token's topology was published, even if it no longer exists."""
-    stored = read_token(ctx, token)
+    stored = read_client_token(ctx, token)
     if stored is None:
         return False
     record, _ = stored
@@ -211,7 +211,7 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     """
     if _is_published(ctx, token):
         # A repetition, maybe under another leader: the remaining steps run in the current epoch.
-        submission.take_over(ctx, token)
+        submission.restage_conf(ctx, token)
     former_id = read_record(ctx, token).replaces
     drain_secs = 0.0
     # After the swap the former topology is not in the view: a repetition does not drain.

@@ -78,20 +78,20 @@ def plan_request(
     placement = result.placement(topology.base.name)
     check_quotas(ctx.values(), view, topology.base.owner, placement.workers, [topology.id])
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
-    copied = base_conf(runnable.conf)
+    base_fields = base_conf(runnable.conf)
     changed = (
         disturbs
         or request.workers != topology.base.workers
         or request.executors != topology.base.executors
         # After a gray upgrade that a leader of a former release completed.
-        or with_base_conf(topology.base, copied) is not topology.base
+        or with_base_conf(topology.base, base_fields) is not topology.base
     )
     (to_place,) = batch.topologies
     bound = bool(
         to_place.user_workers or to_place.differ_node or to_place.isolation or to_place.executors
     )
     limits = _limits(view, topology, runnable, request)
-    return RebalancePlan(request, table, result, changed, disturbs, bound, copied, limits)
+    return RebalancePlan(request, table, result, changed, disturbs, bound, base_fields, limits)
 
 
 def _limits(

@@ -165,10 +165,6 @@ def read_client_token(
     return record, node.version
 
 
-read_token = read_client_token
-"""Former name of :func:`read_client_token`, until ``operations/live`` uses the new one."""
-
-
 def refuse_cancelled(token: str, record: TokenRecord) -> None:
     """Raise :class:`NotAlive` if the submission of the record was cancelled."""
     if record.cancelled_by:

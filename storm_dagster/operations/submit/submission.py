@@ -302,10 +302,6 @@ def restage_conf(ctx: OperationsContext, token: str) -> bool:
     return True
 
 
-take_over = restage_conf
-"""Former name of :func:`restage_conf`, until ``operations/live`` uses the new one."""
-
-
 def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
     """Repeat stage 1 of a submission that was published already.
 
