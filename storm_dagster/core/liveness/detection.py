@@ -173,9 +173,8 @@ def _starting_memory(
 def _mass_loss(check: "_Check", lost: Mapping[str, float]) -> tuple[float | None, str | None]:
     """Boot clock at which a mass loss was first seen, and the reason of the freeze.
 
-    ``None`` without a mass loss. The reason is also ``None`` after the freeze, but the time is
-    kept while the loss lasts: one loss freezes healing once. Adds the end of the freeze to the
-    deadlines.
+    ``None`` without a mass loss. The reason is also ``None`` after the freeze, but the time is kept
+    while the loss lasts: one loss freezes healing once. The deadlines get the end of the freeze.
     """
     limits = check.limits
     nodes = {Slot.parse(key).node for key in lost}
