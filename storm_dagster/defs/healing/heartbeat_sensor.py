@@ -54,6 +54,7 @@ from storm_dagster.defs.keys import (
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.memory import return_free_memory
+from storm_dagster.model.conf import Conf
 from storm_dagster.model.dagster_names import REASSIGN_JOB, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -211,6 +212,25 @@ class _Tick:
         """Summary of the last poll."""
         self.causes: list[str] = []
         """Reasons for the requests, in words."""
+
+    def run_in_session(
+        self, conf: Conf, deadline: float, tick_secs: float, interval_secs: int
+    ) -> tuple[list[dg.RunRequest], str | None]:
+        """Run the tick in a session of ZooKeeper, and store its memory.
+
+        Returns its requests, and the error that ended the session early; ``None`` without one.
+        """
+        requests: list[dg.RunRequest] = []
+        try:
+            with open_watch(conf, tick_secs=tick_secs, interval_secs=interval_secs) as watch:
+                requests = self.run(watch, deadline)
+                self.cursor.store(watch.cluster, self.memory, self.epoch)
+        except Unavailable as error:
+            # Decisions from before the connection was lost are valid; the gap after it restarts
+            # every limit.
+            self.grant_new_time()
+            return requests, error.message
+        return requests, None
 
     def run(self, watch: SensorWatch, deadline: float) -> list[dg.RunRequest]:
         """Poll until a reassignment is due; the requests of its runs.
@@ -394,19 +414,9 @@ def build_heartbeat_sensor(
         conf = zookeeper.conf().values
         limits = LivenessLimits.from_conf(conf)
         tick = _Tick(name, context, limits, names, _code_loader(zookeeper, blobstore))
-        requests: list[dg.RunRequest] = []
-        lost: str | None = None
-        try:
-            with open_watch(conf, tick_secs=secs, interval_secs=interval_secs) as watch:
-                requests = tick.run(watch, deadline)
-                tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
-        except Unavailable as error:
-            # Decisions from before the connection was lost are valid; the gap after it restarts
-            # every limit.
-            lost = error.message
-            tick.grant_new_time()
-            if not tick.is_loaded:
-                return dg.SkipReason(lost)
+        requests, lost = tick.run_in_session(conf, deadline, secs, interval_secs)
+        if lost is not None and not tick.is_loaded:
+            return dg.SkipReason(lost)
         tick.log_result(requests, lost)
         text = f"{lost}; before: {tick.text}" if lost else tick.text
         # The code server's process lives long, and would grow by the unused pages of its ticks.
