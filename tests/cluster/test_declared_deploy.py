@@ -126,8 +126,9 @@ class Shop:
     def changes(self) -> set[tuple[str, str, str]]:
         """Keys, old and new values in the table of the newest materialization."""
         event = self.instance.get_latest_materialization_event(KEY)
-        assert event is not None and event.asset_materialization is not None
-        table: Any = event.asset_materialization.metadata["changes"]
+        materialization = None if event is None else event.asset_materialization
+        assert materialization is not None
+        table: Any = materialization.metadata["changes"]
         return {(row.data["key"], row.data["old"], row.data["new"]) for row in table.records}
 
     def workers(self) -> dict[str, str]:

@@ -255,7 +255,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         described: TargetDescription,
         assets: Sequence[StormAsset],
     ) -> DeclaredTopology:
-        """The inputs of the topology's definitions, with the translated keys of its assets."""
+        """Inputs of the topology's definitions, with the translated keys of its assets."""
         translation = translate(self, assets)
         cluster: dict[str, Any] = {"home": self.home, "conf_dir": self.conf_dir}
         specs = [translation.specs[asset.spec.key] for asset in assets]

@@ -257,7 +257,7 @@ def _materialization(
     actions: Sequence[str],
     metadata: Mapping[str, Any],
 ) -> dg.MaterializeResult:
-    """The materialization of the topology after a run: its state, actions and remaining drift."""
+    """The materialization after a run, with its actions and the remaining drift."""
     remaining = differences(topology.declaration, described, actual)
     drift = [f"{part}: {text}" for part, text in remaining.items()]
     return dg.MaterializeResult(
@@ -275,7 +275,7 @@ def _materialization(
 def _changed_values(
     topology: DeclaredTopology, former: RunningTopology | None, actual: RunningTopology | None
 ) -> tuple[UpdateChange, ...]:
-    """Values of the running topology that a run has changed; empty for a new topology."""
+    """Values of the topology that a run has changed; empty for a new topology."""
     # The stored conf of one that was just replaced may be gone.
     if former is None or actual is None or not former.conf or not actual.conf:
         return ()
@@ -284,7 +284,7 @@ def _changed_values(
 
 
 def _total_values(cluster_conf: Conf, running: RunningTopology) -> dict[str, Any]:
-    """The total conf of the running topology, with its numbers of workers and executors."""
+    """Total conf of the topology, with its numbers of workers and executors."""
     values = {**total_conf(cluster_conf, running.conf), WORKERS_KEY: running.workers}
     for component, count in running.executors.items():
         values[f"parallelism.{component}"] = count

@@ -59,7 +59,10 @@ def _schedule(
     description: str,
     decide: _Decision,
 ) -> dg.ScheduleDefinition:
-    """A schedule whose ticks ``decide``; none has a run while another run changes the topology."""
+    """A schedule whose ticks ``decide``.
+
+    No tick has a run while another run changes the topology.
+    """
     name = topology.name
 
     @dg.schedule(

@@ -332,7 +332,7 @@ class _Tick:
         )
 
     def log_result(self, requests: Sequence[dg.RunRequest], lost: str | None) -> None:
-        """Log causes, requests, and the alarm or the error by which ZooKeeper was ``lost``."""
+        """Log causes, requests, and the alarm or the error that ``lost`` ZooKeeper."""
         for cause in self.causes:
             self.context.log.info(cause)
         for request in requests:

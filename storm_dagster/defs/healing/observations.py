@@ -72,7 +72,7 @@ def pause_observation(pause: str | None, key: dg.AssetKey) -> dg.AssetObservatio
 
 
 def alarm_observation(alarm: str | None, key: dg.AssetKey) -> dg.AssetObservation:
-    """Observation of the supervisors: the mass-loss guard freezes healing, or it continues."""
+    """Observation of the supervisors: healing is frozen, or it continues."""
     words = f"ALARM, healing is frozen: {alarm}" if alarm else "healing continues"
     return dg.AssetObservation(
         asset_key=key, description=words, metadata={"alarm": alarm or "none"}

@@ -398,7 +398,7 @@ class _Move:
         topology: TopologyView,
         error: StormDagsterError,
     ) -> None:
-        """Commit ``transaction``, with the former status, because of the planner's ``error``."""
+        """Commit ``transaction`` with the former status, because of ``error``."""
         after = apply_event(topology.base, "finish_rebalance")
         transaction.set(paths.topology(topology.id), encode_record(after), topology.base_at.version)
         check_assignments(transaction, view)
@@ -446,7 +446,7 @@ class _Move:
         plan: RebalancePlan,
         placement: TopologyPlacement,
     ) -> Assignment:
-        """Add the tasks of the plan to ``transaction``; return the assignment to append to it."""
+        """Add the tasks of the plan to ``transaction``; return the new assignment."""
         ctx = self.ctx
         path = paths.tasks(topology.id)
         # The view has no version of the tasks, so that they are read again.

@@ -108,7 +108,10 @@ def _limits(
 
 
 def _requested_tasks(table: TaskTable, executors: Mapping[str, int]) -> int:
-    """Tasks of the components whose number of executors grows, and those of the others now."""
+    """Number of tasks that the topology has after the request.
+
+    Components whose number of executors grows get as many tasks.
+    """
     total = 0
     for component, part in table.components.items():
         if component != TOPOLOGY_MASTER:

@@ -70,7 +70,10 @@ def update_changes(
 
 
 def changed_values(old: Conf, new: Conf) -> tuple[UpdateChange, ...]:
-    """Values that differ in two maps of total confs and sizes, by key; secrets are masked."""
+    """Values that differ in two total confs with sizes, sorted by key.
+
+    Secrets are masked.
+    """
     differences = conf_differences(old, new)
     before = mask({key: old_value for key, (old_value, _) in differences.items()})
     after = mask({key: new_value for key, (_, new_value) in differences.items()})
