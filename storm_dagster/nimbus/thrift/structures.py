@@ -151,7 +151,6 @@ def _read_grouping(title: str, grouping: Any) -> GroupingSpec:
     custom = getattr(grouping, "custom_object", None)
     fields = getattr(grouping, "fields", None) or ()
     if custom is not None and not fields:
-        # A custom grouping has its fields as text arguments; those of other types are no fields.
         strings = [argument.string_arg for argument in custom.args_list or ()]
         fields = strings if all(strings) else ()
     for name, rule in GROUPINGS.items():
