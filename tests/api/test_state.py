@@ -691,7 +691,7 @@ def test_a_harness_closes_after_what_is_being_opened_in_its_folder(
     blocking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, held, opened = threading.Event(), threading.Event(), dict[int, Path]()
-    enter = StateLog._enter
+    enter = StateLog._enter_division
 
     def held_up(log: StateLog, stamp: Any) -> int:
         begun.set()
@@ -701,7 +701,7 @@ def test_a_harness_closes_after_what_is_being_opened_in_its_folder(
         opened[log.index] = log.folder
         return number
 
-    monkeypatch.setattr(StateLog, "_enter", held_up)
+    monkeypatch.setattr(StateLog, "_enter_division", held_up)
     harness = TopologyHarness(counting(2, BlockingCount if blocking else Count), {"words": []})
     with contextlib.suppress(TimeoutError):
         harness.run(timeout=0.05)
