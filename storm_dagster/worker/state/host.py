@@ -4,9 +4,10 @@ The tasks are above this package. It knows them by these protocols, so that impo
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from storm_dagster.api.context import TopologyContext
+from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.events import EventDelivery
@@ -41,6 +42,25 @@ class StateWorker(Protocol):
         ...
 
 
+class WindowWait(Protocol):
+    """Wait of a task for systems, as far as windows use it.
+
+    ``SystemWait`` of ``worker/tasks/system_wait.py``.
+    """
+
+    def begin(self, error: SystemUnavailable, call: Literal["window"]) -> None:
+        """Begin a pause of this call, and report the outage if it is new."""
+        ...
+
+    def end(self, call: Literal["window"]) -> None:
+        """Note that the call returned."""
+        ...
+
+    def pause_secs(self) -> float | None:
+        """Seconds until the next call; ``None`` while the task does not wait."""
+        ...
+
+
 class StateTask(Protocol):
     """Task with state or windows.
 
@@ -59,16 +79,20 @@ class StateTask(Protocol):
     awaits_target: bool
     events_full: bool
     events_wait: bool
-    system_wait: Any
-    """Wait for a system that the component named (``SystemWait``)."""
+    # The modules of these two import this one.
     state: Any
-    """Driver of the state, once it is open."""
+    """``StateDriver`` of the task, once its state is open."""
     results: Any
-    """Results of the windows, once the state is open."""
+    """``ResultTracker`` of the windows, once the state is open."""
 
     @property
     def shared(self) -> StateWorker:
         """The worker of the task."""
+        ...
+
+    @property
+    def system_wait(self) -> WindowWait:
+        """Wait for systems that the component named as unavailable."""
         ...
 
     def waiting(self) -> int:
