@@ -109,6 +109,11 @@ class StateDriver:
             bolt, "process_again", lambda tup: None
         )
         """Called instead of ``process`` for a tuple whose id was applied before."""
+        # None: a windowed bolt, which has no such method.
+        default_methods = (None, StatefulBolt.process_again)
+        has_default = getattr(type(bolt), "process_again", None) in default_methods
+        self._acks_repeated = self.windows is not None or has_default
+        """True if this driver acks a repeated tuple: no code of the bolt runs that could."""
         # A gathering bolt (``GatheringBolt``) acks its tuples later itself.
         self._auto_acks = bolt.auto_ack and not getattr(bolt, "_gathers", False)
         """True if a tuple is acked when ``process`` returns."""
@@ -208,14 +213,8 @@ class StateDriver:
                     # The replay of a failed tuple enters the windows, not this copy.
                     self.windows.staged.clear()
                 self.windows.enter_windows()
-            has_default = getattr(type(self.bolt), "process_again", None) in (
-                None,
-                StatefulBolt.process_again,
-            )
-            # A replayed tuple for which no code of the bolt runs is acked here: the bolt cannot.
-            if (self._auto_acks and self._rejected is not tup) or (
-                is_applied and (self.windows is not None or has_default)
-            ):
+            is_accepted = self._auto_acks and self._rejected is not tup
+            if is_accepted or (is_applied and self._acks_repeated):
                 self.defer_ack(tup)
         except BaseException:
             self.state._undo()
