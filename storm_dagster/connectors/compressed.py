@@ -175,20 +175,3 @@ def _only_member_of_zip(file: Any) -> Any:
             f"its zip archive has {len(names)} files, and only one can be read: unpack it"
         )
     return archive.open(names[0])
-
-
-class FirstBytes(io.RawIOBase):
-    """The first bytes of a file, as a file."""
-
-    def __init__(self, file: Any, count: int) -> None:
-        self._file = file
-        self._left = count
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(min(len(buffer), self._left))
-        self._left -= len(data)
-        buffer[: len(data)] = data
-        return len(data)

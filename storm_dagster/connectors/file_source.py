@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from storm_dagster.connectors.compressed import FirstBytes, open_decompressed
+from storm_dagster.connectors.compressed import open_decompressed
 from storm_dagster.connectors.file_rows import (
     FileRow,
     ShortRows,
@@ -344,7 +344,7 @@ class FileSource(Source):
         lines = 0
         with self._fs.open(name, "rb") as file:
             if most_bytes is not None:
-                part = io.BufferedReader(FirstBytes(file, most_bytes))
+                part = io.BufferedReader(_FirstBytes(file, most_bytes))
                 yield from self._parse(name, part)
                 return
             if version.etag is None:
@@ -423,3 +423,20 @@ def _with_head(version: FileVersion, head: bytes) -> FileVersion:
 
 def _unreadable(name: str, error: Exception) -> RuntimeError:
     return RuntimeError(f"file {name} cannot be read: {type(error).__name__}: {error}")
+
+
+class _FirstBytes(io.RawIOBase):
+    """The first bytes of a file, as a file."""
+
+    def __init__(self, file: Any, count: int) -> None:
+        self._file = file
+        self._left = count
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(min(len(buffer), self._left))
+        self._left -= len(data)
+        buffer[: len(data)] = data
+        return len(data)

@@ -17,8 +17,8 @@ from pyarrow import dataset, parquet
 
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.connectors import FileSink, Rejected, Row, SinkBolt
+from storm_dagster.connectors.exclusive_create import create_object
 from storm_dagster.connectors.file_schema import (
-    create_object,
     declared_schema,
     decode_schema,
     encode_schema,
