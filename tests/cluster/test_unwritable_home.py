@@ -217,7 +217,7 @@ def test_a_worker_runs_the_tasks_that_need_no_disk(disk: Disk, stage: Stage, fau
 
     def errors() -> list[str]:
         path = paths.task_errors(rig.topology_id, "kept")
-        nodes = rig.cluster.state.get_children(path)
+        nodes = rig.cluster.state.find_children(path) or ()
         return [str(rig.cluster.state.get_data(f"{path}/{node}")) for node in nodes]
 
     eventually(lambda: any(REFUSED.search(text) for text in errors()), 60, "the error of the state")
