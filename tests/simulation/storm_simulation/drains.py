@@ -9,6 +9,7 @@ from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.records import Assignment, StormBase, SupervisorInfo, decode_record
 from storm_simulation.ensemble import Commit
 from storm_simulation.faults import GROUPS, Faults, Undo, fault
+from storm_simulation.healing_checks import HEAL_SECS
 from storm_simulation.rules import ROOT
 
 if TYPE_CHECKING:
@@ -201,10 +202,33 @@ class Drains:
                 )
 
 
+def _end_earlier_drains(calm: Calm) -> None:
+    """Wait until the drains of faults have ended, and all supervisors take work again.
+
+    Otherwise all of them may drain at once, so that none waits for a move.
+    """
+    cluster = calm.cluster
+
+    def all_take_work() -> bool:
+        cluster.start_missing()
+        nodes = cluster.ensemble.tree.nodes
+        records = [nodes.get(ROOT + paths.supervisor(name)) for name in cluster.supervisors]
+        return all(
+            record is not None and not decode_record(SupervisorInfo, record.data).draining
+            for record in records
+        )
+
+    secs = DRAIN_SECS + _END_SECS
+    if not cluster.until(all_take_work, secs):
+        calm.fail("drain", f"not all supervisors take work {secs:g} s after the last fault")
+    calm.await_healed(HEAL_SECS, "after the drains of faults")
+
+
 def check_calm_drains(calm: Calm) -> None:
     """In a cluster without faults hosts drain at once: their tasks move, and they end."""
     cluster = calm.cluster
     rng = cluster.kernel.rng
+    _end_earlier_drains(calm)
     if any(base.isolation for base in calm.bases().values()):
         return  # The topology that is isolated finds no slot elsewhere.
     used = sum(len(assignment.workers) for assignment in cluster.rules.assignments.values())
