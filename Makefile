@@ -6,9 +6,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest
-# Tests wait for servers, timeouts and processes: five files at a time use a machine of two cores well.
+# Tests wait for servers, timeouts and processes: seven files at a time use a machine of two cores well.
 CORES = $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-JOBS ?= $(shell echo $$(( $(CORES) * 5 / 2 )))
+JOBS ?= $(shell echo $$(( $(CORES) * 7 / 2 )))
 PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ROUNDS ?= 5
 EXAMPLES ?= 1000

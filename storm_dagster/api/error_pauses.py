@@ -21,9 +21,9 @@ class ErrorPauses:
         """``tolerated``: number of errors in a row that cause no pause."""
         self._tolerated = tolerated
         self._pauses = Backoff(MIN_PAUSE_SECS, MAX_PAUSE_SECS)
-        self.errors = 0
+        self.errors: int = 0
         """Errors in a row. Callers with many calls read it before :meth:`on_success`."""
-        self.until = 0.0
+        self.until: float = 0.0
         """Clock before which the callback is not called."""
 
     def on_error(self, now: float) -> None:
