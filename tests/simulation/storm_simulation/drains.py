@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from storm_dagster.model import paths
@@ -41,6 +42,27 @@ def _kill_container(part: SimulatedSupervisor) -> None:
     for process in list(part.cluster.processes.values()):
         if process.host is part.host:
             process.kill()
+
+
+def _until_mended(faults: Faults, secs: float, action: Callable[[], object]) -> Undo:
+    """Schedule the action of a fault, unless it is mended before; return its end.
+
+    Otherwise the action would come after everything was started again, and what it ends would stay
+    away.
+    """
+    mended = False
+
+    def act() -> None:
+        if not mended:
+            action()
+
+    def mend() -> None:
+        nonlocal mended
+        mended = True
+        faults.cluster.start_missing()
+
+    faults.cluster.kernel.after(secs, act)
+    return mend
 
 
 def _running(faults: Faults) -> list[SimulatedSupervisor]:
@@ -88,8 +110,7 @@ def _killed_within(faults: Faults) -> Undo | None:
         if part.process is process and part.up:
             _kill_container(part)
 
-    faults.cluster.kernel.after(grace_secs, kill)
-    return faults.cluster.start_missing
+    return _until_mended(faults, grace_secs, kill)
 
 
 @fault("leader away within a drain", "processes")
@@ -102,8 +123,7 @@ def _leader_away(faults: Faults) -> Undo | None:
     part = faults.rng.choice(parts)
     faults._what = f"{part.host.name}, {leader.host.name}"
     drain(part)
-    faults.cluster.kernel.after(faults.rng.choice((0.0, 1.0, 2.5, 4.0)), leader.process.kill)
-    return faults.cluster.start_missing
+    return _until_mended(faults, faults.rng.choice((0.0, 1.0, 2.5, 4.0)), leader.process.kill)
 
 
 class Drains:
