@@ -9,7 +9,7 @@ from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.model.errors import StormDagsterError
 
 _OUTAGES = (OSError, futures.TimeoutError, SystemUnavailable, StormDagsterError)
-"""Errors of another system, whoever raises them."""
+"""Errors of another system, in whichever library they are raised."""
 _MISTAKES = (
     TypeError,
     ValueError,
@@ -42,17 +42,19 @@ def is_of_system(error: BaseException) -> bool:
     is at fault, and is not repaired by waiting. An error that was raised ``from`` another one has
     the origin of that one.
     """
-    seen: list[BaseException] = []
+    # By identity: the class of an error may call another one equal.
+    seen: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and cause not in seen:
+    while cause is not None and id(cause) not in seen:
         if _is_of_system(cause):
             return True
-        seen.append(cause)
+        seen.add(id(cause))
         cause = cause.__cause__
     return False
 
 
 def _is_of_system(error: BaseException) -> bool:
+    """:func:`is_of_system` of one error, without the errors that it was raised from."""
     if isinstance(error, _OUTAGES):
         return True
     if isinstance(error, _MISTAKES):

@@ -154,7 +154,7 @@ class OutageReports:
         self._reporter.raise_exception(
             Unavailable(
                 f"{system} answers again: it was away for {secs} s, since {since}; "
-                "what waited for it goes on"
+                "what waited for it continues"
             )
         )
 

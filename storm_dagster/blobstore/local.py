@@ -27,7 +27,7 @@ from typing import BinaryIO
 from urllib.parse import quote, unquote
 
 from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_such_blob
-from storm_dagster.host.files import lock_file
+from storm_dagster.host.files import lock_file, sync_path
 from storm_dagster.model.errors import Corrupt, KeyNotFound, Unavailable
 from storm_dagster.model.names import check_blob_key
 
@@ -150,7 +150,7 @@ class LocalBlobStore:
             if meta is None:
                 raise no_such_blob(key, str(self.directory))
             path.unlink()
-            _sync_folder(self._keys)
+            sync_path(self._keys)
             self._count(meta.sha256, -1)
             self._drop_unused([meta.sha256])
 
@@ -284,7 +284,7 @@ class LocalBlobStore:
         with self._exclusive():
             os.replace(temporary, self._objects / meta.sha256)
             try:
-                _sync_folder(self._objects)
+                sync_path(self._objects)
                 self._write_key(meta)
             except OSError:
                 self._uses = None  # The key may name the content despite the error.
@@ -308,7 +308,7 @@ class LocalBlobStore:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(self._keys)
+        sync_path(self._keys)
         self._count(meta.sha256, 1)
         if former is not None:
             self._count(former.sha256, -1)
@@ -408,12 +408,3 @@ def _on_disk(problem: str, *unchanged: type[OSError]) -> Iterator[None]:
         raise Unavailable(
             f"{problem} ({error.strerror}): free space on the blob store's disk, or check that disk"
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

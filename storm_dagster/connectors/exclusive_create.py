@@ -4,7 +4,10 @@ import errno
 import os
 import secrets
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+from storm_dagster.host.files import sync_path
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 """Errors of a file system that has no links."""
@@ -62,9 +65,7 @@ def _link_file(path: str, content: bytes) -> bool:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
     # The name, too, must survive a power cut.
-    handle = os.open(folder, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
+    sync_path(Path(folder))
     return True
 
 

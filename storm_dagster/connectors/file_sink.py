@@ -8,11 +8,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from storm_dagster.connectors.json_rows import encode_lines
 from storm_dagster.connectors.settings import assets_of, client_settings, file_system
 from storm_dagster.connectors.sinks import Rejected, Row
+from storm_dagster.host.files import sync_path
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
@@ -246,9 +248,7 @@ class FileSink:
             ) from None
         if "file" in self._fs.protocol:
             # The name, too, must survive a power cut.
-            folder = os.open(os.path.dirname(target), os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+            sync_path(Path(target).parent)
 
     def close(self) -> None:
         """Remove the folder of unfinished files, or the upload without a file."""

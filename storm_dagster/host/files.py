@@ -224,3 +224,12 @@ def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise Corrupt(f"{path} is not a JSON object: {remedy}")
     return document
+
+
+def sync_path(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk, so that they survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -216,6 +216,19 @@ def test_an_error_of_a_client_is_of_its_system(error: Exception) -> None:
     assert is_of_system(wrapped), "raised from it"
 
 
+def test_the_origin_is_found_behind_an_error_that_calls_others_equal() -> None:
+    class EqualError(Exception):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = Exception.__hash__
+
+    error = EqualError("outer")
+    error.__cause__ = EqualError("inner")
+    error.__cause__.__cause__ = ConnectionResetError("lost")
+    assert is_of_system(error)
+
+
 def few(cases: Sequence[Any]) -> list[Any]:
     """The first two cases, and the others with the mark ``long``."""
     return [*cases[:2], *[pytest.param(case, marks=pytest.mark.long) for case in cases[2:]]]

@@ -35,6 +35,7 @@ from storm_dagster.core.dataplane.keyed_state import (
     frame,
     read_log,
 )
+from storm_dagster.host.files import sync_path
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.worker.state.log_files import (
     LOG_NAME,
@@ -44,7 +45,6 @@ from storm_dagster.worker.state.log_files import (
     newest_logs,
     paced,
     read_contents,
-    sync_path,
     temporary_path,
 )
 

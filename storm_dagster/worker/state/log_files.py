@@ -118,15 +118,6 @@ def copy_range(path: Path, begin: int, end: int, target: BinaryIO) -> None:
             begin += len(raw)
 
 
-def sync_path(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def temporary_path(path: Path) -> Path:
     """Hidden name beside ``path``, for this thread only."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")

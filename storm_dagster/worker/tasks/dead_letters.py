@@ -221,7 +221,9 @@ class DeadLetters:
         if not self._hold_is_reported:
             return
         secs = (runner.shared.now_ms() - self._held_since) // 1000
-        text = f"the dead letters have room again: the spout, which was held for {secs} s, goes on"
+        text = (
+            f"the dead letters have room again: the spout, which was held for {secs} s, continues"
+        )
         runner.report(Unavailable(text), "dead letters")
 
     def _publish(self, count: int) -> None:
