@@ -6,13 +6,10 @@ of a run launched by hand must lie in certain folders, which is checked without 
 code.
 """
 
-import contextlib
 import json
 import os
 import re
-import signal
 import stat
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,6 +19,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
+from storm_dagster.host.children import running_child
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, error_from_document
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.unpack import unpack_archive
@@ -252,24 +250,20 @@ def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float)
     request_path.write_text(json.dumps(request), encoding="utf-8")
     empty = scratch / "empty"
     empty.mkdir()
-    with output.open("wb") as stream:
+    command = [
+        sys.executable,
+        "-m",
+        "storm_dagster.packaging.describe",
+        str(request_path),
+        str(reply_path),
+    ]
+    is_late = threading.Event()
+    with (
+        output.open("wb") as stream,
         # Started in an empty folder, so that no file can shadow a module that the child needs.
-        child = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "storm_dagster.packaging.describe",
-                str(request_path),
-                str(reply_path),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            cwd=empty,
-            env=_environment(),
-            start_new_session=True,
-        )
-        is_late = threading.Event()
+        # Processes that the module started end with it: they are in the child's group.
+        running_child(command, stream, environment=_environment(), folder=empty) as child,
+    ):
 
         def end_late_child() -> None:
             is_late.set()
@@ -282,10 +276,6 @@ def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float)
             code = child.wait()
         finally:
             timer.cancel()
-            # Processes that the module started end with it: they are in the child's group.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
     if is_late.is_set():
         raise InvalidTopology(
             f"target {target} was not described within {timeout:g} s: "

@@ -17,6 +17,7 @@ from pathlib import Path
 from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.ports import free_ports
 from storm_dagster.client.waiting import Progress
+from storm_dagster.host.children import running_child
 from storm_dagster.host.class_data import ClassData
 from storm_dagster.host.endpoints import ZooKeeperTls, zookeeper_tls_conf
 from storm_dagster.host.java import java_command
@@ -150,16 +151,10 @@ def _running(
     is_ready: Callable[[], bool],
 ) -> Iterator[None]:
     """Run a server inside of the block, which begins when it is ready and waits for its end."""
-    with output.open("wb") as stream:
-        server = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            start_new_session=True,
-        )
-    try:
+    with (
+        output.open("wb") as stream,
+        running_child(command, stream, environment=environment) as server,
+    ):
         poll(lambda: is_ready() or server.poll() is not None, timeout=_START_SECS)
         if server.poll() is not None or not is_ready():
             text = output.read_text("utf-8", "replace").strip()[-1000:]
@@ -173,6 +168,3 @@ def _running(
                 f"Java has not written class data within {_END_SECS:.0f} s: "
                 "try later, when the machine is less busy"
             ) from None
-    finally:
-        server.kill()
-        server.wait()
