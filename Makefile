@@ -55,6 +55,13 @@ $(DOCS): pyproject.toml | $(RUNTIME)
 	@$(PYTHON) tools/install.py $(VENV) docs
 	@touch $@
 
+# pytest rewrites the asserts of each module once and keeps the result. All its processes begin with all modules: without
+# this each of them would rewrite all for itself.
+REWRITTEN := $(VENV)/.rewritten
+$(REWRITTEN): $(TEST) $(shell find tests -name '*.py')
+	@ls -d tests/*/ | xargs -P $(CORES) -n 18 $(PYTEST) -q --collect-only >/dev/null 2>&1 || true
+	@touch $@
+
 # Java runs ZooKeeper and Spark. Where we may, we install it; elsewhere we say how.
 # All that needs it runs supervisors and workers too.
 java:
@@ -91,7 +98,7 @@ demo: java $(RUNTIME) $(CLASS_DATA)
 	@KEEP=$(KEEP) $(BIN)/python examples/demo.py
 
 # -- tests: one small case of everything, then what takes longer -----------------------------------------------------
-test: java chromium promtool $(TEST) $(CLASS_DATA)
+test: java chromium promtool $(TEST) $(CLASS_DATA) $(REWRITTEN)
 	$(PYTEST) $(PARALLEL) -m "not long and not chaos and not browser" --ignore tests/layout --durations 15 $(ARGS)
 
 # Everything, longer: random search instead of the same examples each time.

@@ -40,7 +40,7 @@ from storm_rigs.dagster.event_volume import (
     day_of_crashes,
     events_of,
     healing_cursors,
-    healthy_day,
+    healthy_hours,
     stored_bytes,
     supervisor_cursor,
     without_a_worker,
@@ -50,8 +50,9 @@ from storm_rigs.stage.dagster_world import DagsterWorld
 pytestmark = pytest.mark.dagster
 
 
-def test_a_healthy_day_of_300_tasks_is_what_is_seen_at_first() -> None:
-    events = events_of(healthy_day(300))
+@pytest.mark.parametrize("hours", [4, pytest.param(24, marks=pytest.mark.long)])
+def test_a_healthy_day_of_300_tasks_is_what_is_seen_at_first(hours: int) -> None:
+    events = events_of(healthy_hours(hours, tasks=300))
     observations = [event for event in events if isinstance(event, dg.AssetObservation)]
     assert [event.asset_key for event in observations] == [SUPERVISORS, WORKERS, TOPOLOGIES]
     assert stored_bytes(events) < 100_000
@@ -62,7 +63,7 @@ def test_a_healthy_day_of_300_tasks_is_what_is_seen_at_first() -> None:
     assert links["metrics"] == f"{HTTP}/metrics" and links["statistics"] == f"{HTTP}/v1/topologies"
 
 
-@pytest.mark.long  # a healthy day is in every run
+@pytest.mark.long  # some healthy hours are in every run
 def test_a_day_of_hourly_crashes_and_rebalances_stays_below_a_megabyte() -> None:
     events = events_of(day_of_crashes(300))
     assert {event.asset_key for event in events if isinstance(event, dg.AssetObservation)} >= {

@@ -29,10 +29,12 @@ TOGETHER = {
     "the shared Spark server": (
         *("tests/spark/", "tests/dagster/test_spark.py", "tests/dagster/test_streams_and_batch.py"),
         *("tests/dagster/test_postgres.py", "tests/spark_components/"),
+        "tests/connectors/test_dataset_schema.py",
     ),
     "the shared webserver of Dagster": (
         *("tests/nimbus/test_leader_work.py", "tests/nimbus/test_dagster_client.py"),
         *("tests/nimbus/test_dagster_access.py", "tests/nimbus/test_existing_dagster.py"),
+        *("tests/nimbus/test_lost_launches.py", "tests/nimbus/test_event_road.py"),
     ),
 }
 """Group -> beginnings of the paths of its modules, in their order."""

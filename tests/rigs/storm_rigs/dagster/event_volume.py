@@ -122,10 +122,10 @@ def without_a_worker(view: ClusterView) -> ClusterView:
     return replace(view, topologies={**view.topologies, name: replace(topology, live_workers=live)})
 
 
-def healthy_day(tasks: int) -> Iterator[ClusterView]:
-    """Each poll of a day in which only counters of heartbeats move."""
+def healthy_hours(hours: int, tasks: int) -> Iterator[ClusterView]:
+    """Each poll of a time in which only counters of heartbeats move."""
     beats = [cluster(tasks, beat=beat) for beat in range(3)]
-    return (beats[poll % 3] for poll in range(DAY // POLL_SECS))
+    return (beats[poll % 3] for poll in range(hours * 3600 // POLL_SECS))
 
 
 def day_of_crashes(tasks: int) -> Iterator[ClusterView]:
