@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,19 +34,29 @@ class DagsterServer:
 @contextmanager
 def serve_dagster(home: Path) -> Iterator[DagsterServer]:
     """A webserver on the instance of ``home``, with its settings and the definitions of a cluster
-    that stand in for ours. No daemon runs: nothing executes runs.
+    that stand in for ours. No daemon runs: what is queued stays so, and what is launched is forked
+    by a code server as that of ``dev``, since a process of its own would take seconds.
     """
-    definitions = Path(__file__).with_name("standin_definitions.py")
-    workspace = home / "workspace.yaml"
-    workspace.write_text(
-        f"load_from:\n  - python_file: {{relative_path: {definitions}, location_name: storm}}\n"
-    )
-    port = free_port()
-    argv = [str(Path(sys.executable).with_name("dagster-webserver")), "-w", str(workspace)]
-    argv += ["-h", "127.0.0.1", "-p", str(port)]
+    socket = home / "code.sock"
+    code = [sys.executable, "-m", "storm_dagster", "daemon", "code", "--home", str(home)]
+    code += ["--module", "storm_rigs.stage.standin_definitions", "--socket", str(socket)]
     env = {"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1"}
-    with _served(argv, home / "webserver.log", env, port, 90) as (url, pid):
-        yield DagsterServer(f"{url}/graphql", pid)
+    rigs = str(Path(__file__).parents[2])
+    path = os.pathsep.join([rigs, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    code_log = home / "code.log"
+    code_server = start_child(code, code_log, env={**env, "PYTHONPATH": path}, own_session=True)
+    try:
+        await_child(code_server, code_log, socket.exists, 90, "the code server")
+        workspace = home / "workspace.yaml"
+        location = {"socket": str(socket), "location_name": "storm"}
+        workspace.write_text(json.dumps({"load_from": [{"grpc_server": location}]}))
+        port = free_port()
+        argv = [str(Path(sys.executable).with_name("dagster-webserver")), "-w", str(workspace)]
+        argv += ["-h", "127.0.0.1", "-p", str(port)]
+        with _served(argv, home / "webserver.log", env, port, 90) as (url, pid):
+            yield DagsterServer(f"{url}/graphql", pid)
+    finally:
+        stop_child(code_server)
 
 
 @contextmanager
