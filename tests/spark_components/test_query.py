@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import SparkQuery, SparkSpout, TopologyBuilder
+from storm_dagster.api.spark.errors import query_error
 from storm_dagster.api.spark.progress import metrics_of
-from storm_dagster.api.spark.session import drop_worker_session, query_error, worker_session
+from storm_dagster.api.spark.session import drop_worker_session, worker_session
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.snapshot.windows import ALL_TIME, task_windows
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable

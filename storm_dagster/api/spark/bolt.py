@@ -12,6 +12,8 @@ from storm_dagster.api.spark import session as spark_session
 from storm_dagster.api.spark.bridge import rows_of
 from storm_dagster.api.spark.causes import innermost
 from storm_dagster.api.spark.columns import arrow_types, column_array
+from storm_dagster.api.spark.errors import ErrorsOnce
+from storm_dagster.api.spark.functions import check_function, class_conf, resolve_function
 from storm_dagster.api.target_retries import TargetRetries
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.host.waiting import Backoff
@@ -96,7 +98,7 @@ class SparkBolt(Bolt):
         self._batch_count = 0
         self._failed_count = 0
         self._bad_row_count = 0
-        self._errors = spark_session.ErrorsOnce(self)
+        self._errors = ErrorsOnce(self)
         self._retries = TargetRetries(self)
         self._losses = 0
         """Number of times that Spark was lost while it ran the current batch."""
@@ -112,11 +114,11 @@ class SparkBolt(Bolt):
     @classmethod
     def _spec_conf(cls, args: Mapping[str, Any]) -> dict[str, Any]:
         """As a component, with the mark of a class that is not of this library."""
-        return {**super()._spec_conf(args), **spark_session.class_conf(cls)}
+        return {**super()._spec_conf(args), **class_conf(cls)}
 
     @classmethod
     def _check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
-        spark_session.check_function(args.get("function"), owner)
+        check_function(args.get("function"), owner)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Resolve the function; the first batch creates the session."""
@@ -129,7 +131,7 @@ class SparkBolt(Bolt):
             self._fields = list(context.output_fields())
         except InvalidRequest:
             self._fields = []
-        self._function = spark_session.resolve_function(self.function)
+        self._function = resolve_function(self.function)
         parameters = list(inspect.signature(self._function).parameters)
         # The first one gets the DataFrame, whatever its name.
         self._takes_context = "context" in parameters[1:]
@@ -232,11 +234,11 @@ class SparkBolt(Bolt):
         errors = [error for _, error in run.bad]
         if not errors or isinstance(errors[-1], StormDagsterError):
             return None
-        if self._losses + 1 >= _MAX_LOSSES or spark_session.answers(self._session):
+        if self._losses + 1 >= _MAX_LOSSES or spark_session.is_responding(self._session):
             return None
         self._losses += 1
         spark_session.drop_worker_session(self._conf, self._session)
-        return spark_session.outage(self._conf, errors[-1])
+        return spark_session.outage_error(self._conf, errors[-1])
 
     def _run_next_part(self, run: "_BatchRun") -> bool:
         """Run the function with the part on top of the stack, and ack its tuples.
@@ -247,12 +249,7 @@ class SparkBolt(Bolt):
         """
         part = run.parts.pop()
         try:
-            session = spark_session.worker_session(
-                self._conf, self._archive, cluster=self._cluster_spark
-            )
-            if session is not self._session:
-                self._session = session
-                spark_session.report_keys(self, self._subject, session)
+            session = self._current_session()
         except Unavailable as error:
             run.outage = error
             return False
@@ -264,33 +261,50 @@ class SparkBolt(Bolt):
         try:
             self._run_part(part, session)
         except Exception as error:
-            if self._is_spark_lost(error, probe=run.first_error is None):
-                spark_session.drop_worker_session(self._conf, session)
-                error = spark_session.outage(self._conf, error)
-                self._losses += 1
-                if self._losses < _MAX_LOSSES:
-                    run.outage = error
-                    return False
-            if run.first_error is None:
-                run.first_error = error
-            # After an emit the halves would emit its rows once more. The other errors are not
-            # those of a row.
-            if self._emitted or isinstance(error, Unavailable | _WrongResult):
-                run.parts.append(part)
-                return False
-            if len(part) == 1:
-                run.bad.append((part[0], error))
-                if not run.acked_ids and run.parts:
-                    # Neighbors are often bad together: the next single row is another one.
-                    run.parts = _last_row_next(run.parts)
-                return True
-            middle = len(part) // 2
-            run.parts.append(part[middle:])
-            run.parts.append(part[:middle])
-            return time.monotonic() - run.began <= self._max_secs
+            return self._on_part_error(run, part, error)
         self._bound().ack_all(part)
         run.acked_ids.update(map(id, part))
         return True
+
+    def _current_session(self) -> Any:
+        """The session of this process; its keys without effect are reported once.
+
+        Raises as :func:`~storm_dagster.api.spark.session.worker_session`.
+        """
+        session = spark_session.worker_session(
+            self._conf, self._archive, cluster=self._cluster_spark
+        )
+        if session is not self._session:
+            self._session = session
+            spark_session.report_keys(self, self._subject, session)
+        return session
+
+    def _on_part_error(self, run: "_BatchRun", part: list[Tuple], error: Exception) -> bool:
+        """Find the outage or the bad row of a part that raised; see :meth:`_run_next_part`."""
+        if self._is_spark_lost(error, probe=run.first_error is None):
+            spark_session.drop_worker_session(self._conf, self._session)
+            error = spark_session.outage_error(self._conf, error)
+            self._losses += 1
+            if self._losses < _MAX_LOSSES:
+                run.outage = error
+                return False
+        if run.first_error is None:
+            run.first_error = error
+        # After an emit the halves would emit its rows once more. The other errors are not those of
+        # a row.
+        if self._emitted or isinstance(error, Unavailable | _WrongResult):
+            run.parts.append(part)
+            return False
+        if len(part) == 1:
+            run.bad.append((part[0], error))
+            if not run.acked_ids and run.parts:
+                # Neighbors are often bad together: the next single row is another one.
+                run.parts = _last_row_next(run.parts)
+            return True
+        middle = len(part) // 2
+        run.parts.append(part[middle:])
+        run.parts.append(part[:middle])
+        return time.monotonic() - run.began <= self._max_secs
 
     def _finish_batch(self, run: "_BatchRun") -> None:
         """Fail the tuples that are not acked, report the metrics, and take tuples again."""
@@ -338,7 +352,7 @@ class SparkBolt(Bolt):
             return True
         if not probe or isinstance(error, StormDagsterError):
             return False
-        return not spark_session.answers(self._session)
+        return not spark_session.is_responding(self._session)
 
     def _run_part(self, part: list[Tuple], session: Any) -> None:
         """Call the function with these tuples, and emit the rows of its result.

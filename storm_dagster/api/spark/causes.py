@@ -1,4 +1,4 @@
-"""What an error of Spark means: its innermost cause, and whether Spark was away.
+"""Causes of Spark's errors: the innermost one, and outages.
 
 Pure: texts and types of errors only, without pyspark and without a server.
 """

@@ -1,4 +1,4 @@
-"""Spark session of a worker process, and errors of Spark.
+"""Spark session of a worker process.
 
 All Spark components of the process share the session. It is never the session that plans
 placements. The conf names the cluster:
@@ -7,33 +7,22 @@ placements. The conf names the cluster:
 the user's functions can be imported there. pyspark is imported when a Spark component opens.
 """
 
-import importlib
 import itertools
 import logging
-import operator
 import os
-import re
 import shutil
 import tempfile
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from storm_dagster.api.error_origins import is_of_system
 from storm_dagster.api.spark.causes import innermost, reads_like_outage
 from storm_dagster.host.requirements import needs
 from storm_dagster.model.conf import mask_text
-from storm_dagster.model.errors import (
-    Conflict,
-    InvalidTopology,
-    StormDagsterError,
-    Unavailable,
-    error_text,
-)
-from storm_dagster.model.fusion import SPARK_CLASS_KEY
+from storm_dagster.model.errors import InvalidTopology, Unavailable, error_text
 from storm_dagster.security.server_identity import TrustedServers
 from storm_dagster.security.spark_remote import (
     ClusterSpark,
@@ -56,21 +45,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
-# Remedy of a Spark that does not answer.
 _START = "start it, or set topology.spark.remote / spark.master to one that runs"
-_SLOW_START = "Python worker failed to connect back"
-"""Error message of Spark when its Python process does not start within 10 s."""
-_CHANGED = re.compile(
-    "STATEFUL_OPERATOR_NOT_MATCH|SCHEMA_NOT_COMPATIBLE|schema for existing state|"
-    "sources in the checkpoint"
-)
-"""Error messages of a checkpoint whose query had other state or other sources."""
-_TAKEN = re.compile("CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|with same id is already active")
-"""Error messages of a checkpoint with two runs."""
-_MAX_REPORTED = 20
-"""Number of errors that one component remembers as reported; others are reported each time."""
-_START_TRIES = 3
-"""Number of times that a query is started while Spark's Python process starts too slowly."""
+"""Remedy of a Spark that does not answer."""
 _lock = threading.RLock()
 """Guards ``_sessions``: several tasks may open the session at once."""
 _sessions: dict[tuple[str, str, str], Any] = {}
@@ -84,44 +60,8 @@ _OWN_KEYS = {
 """Keys of every session; ``topology.spark.conf`` overrides them."""
 
 
-def class_conf(component: type) -> dict[str, Any]:
-    """Conf that marks a user's class of Spark components; empty for the classes of this library.
-
-    Nimbus has no code of users: it finds the Spark components of a topology by their names and this
-    mark.
-    """
-    if component.__module__.startswith("storm_dagster.api."):
-        return {}
-    return {SPARK_CLASS_KEY: True}
-
-
 class SparkAway(Unavailable):
     """Spark gives a worker no session."""
-
-
-class ErrorsOnce:
-    """Report of repeated errors, once until the next success."""
-
-    def __init__(self, component: Any) -> None:
-        self._component = component
-        self._reported: set[str] = set()
-
-    def report(self, error: BaseException) -> None:
-        """Report the error, unless it was reported since the last success.
-
-        Two errors with the same innermost cause are one.
-        """
-        key = innermost(error)
-        if key in self._reported:
-            return
-        # Spark's messages may contain a number that changes each time: the set is bounded.
-        if len(self._reported) < _MAX_REPORTED:
-            self._reported.add(key)
-        self._component.raise_exception(error)
-
-    def clear(self) -> None:
-        """Register a success, after which each error is reported once more."""
-        self._reported.clear()
 
 
 def is_session_loss(error: BaseException, session: Any) -> bool:
@@ -132,10 +72,10 @@ def is_session_loss(error: BaseException, session: Any) -> bool:
     """
     if not reads_like_outage(error):
         return False
-    return session is None or not answers(session)
+    return session is None or not is_responding(session)
 
 
-def answers(session: Any) -> bool:
+def is_responding(session: Any) -> bool:
     """True if Spark runs a job of the session."""
     try:
         for (kind, url, _), own_session in list(_sessions.items()):
@@ -145,101 +85,6 @@ def answers(session: Any) -> bool:
         return session.range(1).count() == 1
     except Exception:
         return False
-
-
-def retry_slow_start(call: Callable[[], Any]) -> Any:
-    """Call, at most three times while a Python process of Spark starts too slowly."""
-    tries = 1
-    while True:
-        try:
-            return call()
-        except Exception as error:
-            if tries == _START_TRIES or _SLOW_START not in str(error):
-                raise
-            _log.info("the Python process of Spark did not start in time: it starts another one")
-        tries += 1
-
-
-def missing_connector(error: BaseException, version: str) -> str | None:
-    """The remedy, if the error is that Spark lacks a data source; else ``None``."""
-    match = re.search(r"Failed to find (?:the )?data source: ([^\s.]+(?:\.[^\s.]+)*)", str(error))
-    if match is None:
-        return None
-    name = match[1]
-    if name == "kafka":
-        package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
-    else:
-        package = "GROUP:ARTIFACT:VERSION"
-    return (
-        f"Spark has no data source {name!r}: add its connector where Spark starts, "
-        f"spark.jars.packages: {package} (in storm.yaml for the embedded server, in "
-        "topology.spark.conf with spark.master, spark-submit --packages for a server of your own), "
-        "or register a Python data source in the source function"
-    )
-
-
-def is_taken(error: BaseException) -> bool:
-    """True if the error is that another run of the query uses its checkpoint."""
-    return _TAKEN.search(str(error)) is not None
-
-
-def query_error(
-    error: Exception, subject: str, checkpoint: str, version: str, session: Any = None
-) -> StormDagsterError:
-    """The error of a streaming query in one sentence with the remedy.
-
-    ``subject`` names component, task and function, ``version`` is that of Spark. Returns
-    :class:`InvalidTopology` if the query fails whenever it runs, :class:`Conflict` if another run
-    has its checkpoint, else :class:`Unavailable`, with ``error`` as its cause: a report shows file
-    and line of it. An error of this package is returned unchanged.
-    """
-    if isinstance(error, StormDagsterError):
-        return error
-    readable = _query_error(error, subject, checkpoint, version, session)
-    readable.__cause__ = error
-    return readable
-
-
-def _query_error(
-    error: Exception, subject: str, checkpoint: str, version: str, session: Any
-) -> StormDagsterError:
-    text = str(error)
-    cause = innermost(error)
-    missing = missing_connector(error, version)
-    if missing is not None:
-        return InvalidTopology(f"{subject}: {missing}")
-    if _SLOW_START in text:
-        return Unavailable(
-            f"{subject}: no Python process of Spark's started within 10 s, "
-            f"so its host is too busy ({cause})"
-        )
-    if "STREAM_FAILED" not in text and is_session_loss(error, session):
-        return Unavailable(
-            f"{subject}: Spark is out of reach ({cause}): "
-            "start it; the query continues from the checkpoint"
-        )
-    if _CHANGED.search(text):
-        return InvalidTopology(
-            f"{subject} cannot continue from checkpoint {checkpoint} ({cause}): "
-            "undo the change of its sources, grouping or state, or name a new checkpoint, "
-            "with which all data is read once more"
-        )
-    if is_taken(error):
-        return Conflict(
-            f"{subject}: another run of the query uses checkpoint {checkpoint}: "
-            "give each its own checkpoint"
-        )
-    if "STREAM_FAILED" not in text and not is_of_system(error):
-        # The function raised it, before Spark got a query.
-        return InvalidTopology(f"{subject} raises {cause}: correct it; it is retried")
-    is_refused = type(error).__name__ in ("AnalysisException", "ParseException")
-    if is_refused or "STREAM_FAILED" not in text:
-        return InvalidTopology(
-            f"{subject}: Spark refuses the query or its sink ({cause}): correct it; it is retried"
-        )
-    return Unavailable(
-        f"{subject}: a batch failed ({cause}): it is repeated from the checkpoint until it succeeds"
-    )
 
 
 def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
@@ -302,7 +147,7 @@ def report_keys(component: Any, subject: str, session: Any) -> None:
     """Report the keys of ``topology.spark.conf`` that have no effect in a new session.
 
     It is one error of the component, which continues without them: topologies of an earlier
-    release, which ignored such keys, go on. ``subject`` names component and task.
+    release, which ignored such keys, still run. ``subject`` names component and task.
     """
     result = _key_results.get(session)
     if result is not None and result.sentences:
@@ -317,7 +162,7 @@ def _keep_result(session: Any, result: KeysResult) -> None:
         _log.warning("topology.spark.conf: %s", sentence)
 
 
-def outage(conf: Mapping[str, Any], error: BaseException) -> Unavailable:
+def outage_error(conf: Mapping[str, Any], error: BaseException) -> Unavailable:
     """The error of a component whose session was lost.
 
     It names Spark's address, the cause, and the remedy.
@@ -363,38 +208,8 @@ def archive_of(context: Any) -> Path | None:
 
 
 def cluster_spark_of(context: Any) -> ClusterSpark:
-    """What the cluster's conf says of Spark Connect: it names no server in a harness."""
+    """Servers of Spark Connect in the cluster's conf; none in a harness."""
     return getattr(context, "_cluster_spark", ClusterSpark())
-
-
-def resolve_function(reference: str) -> Any:
-    """The function that ``"module:function"`` names.
-
-    Raises :class:`InvalidTopology` if it does not exist.
-    """
-    module_name, colon, name = reference.partition(":")
-    if not colon or not module_name or not name:
-        raise InvalidTopology(f"{reference!r} is not of the form 'module:function'")
-    try:
-        target: Any = operator.attrgetter(name)(importlib.import_module(module_name))
-    except (ImportError, AttributeError) as error:
-        raise InvalidTopology(f"cannot find {reference!r}: {error}") from None
-    if not callable(target):
-        raise InvalidTopology(f"{reference!r} is a {type(target).__name__}, not a function")
-    return target
-
-
-def check_function(reference: Any, owner: str) -> None:
-    """Raise :class:`InvalidTopology` if ``reference`` does not name a function.
-
-    A module that cannot be imported on this host is not checked.
-    """
-    try:
-        resolve_function(str(reference))
-    except InvalidTopology as error:
-        # A module may need packages that only the workers have.
-        if not isinstance(error.__context__, ImportError):
-            raise InvalidTopology(f"{owner}: {error.message}") from None
 
 
 def _connect(

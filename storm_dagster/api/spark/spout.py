@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 from storm_dagster.api.outages import OutageReports
 from storm_dagster.api.spark import session as spark_session
 from storm_dagster.api.spark.bridge import BatchEndpoint, make_deliver
+from storm_dagster.api.spark.errors import ErrorsOnce, is_taken, query_error, retry_slow_start
+from storm_dagster.api.spark.functions import check_function, class_conf, resolve_function
 from storm_dagster.api.spark.fused import make_chain
 from storm_dagster.api.spark.progress import CheckpointOwner, metrics_of, new_reports
 from storm_dagster.api.spouts import Spout
@@ -102,7 +104,7 @@ class SparkSpout(Spout):
         """Time of the next announcement of this task's address."""
         self._others: dict[int, tuple[str, int, float]] = {}
         """Other task -> (host, port, time of its announcement)."""
-        self._errors = spark_session.ErrorsOnce(self)
+        self._errors = ErrorsOnce(self)
         self._outage = OutageReports(self, lambda: self.context.now_ms())
         """Reports on a Spark that is away."""
         self._away_pauses = Backoff(1.0, _MAX_AWAY_SECS)
@@ -114,7 +116,7 @@ class SparkSpout(Spout):
     @classmethod
     def _spec_conf(cls, args: Mapping[str, Any]) -> dict[str, Any]:
         """As a component, with the mark of a class that is not of this library."""
-        return {**super()._spec_conf(args), **spark_session.class_conf(cls)}
+        return {**super()._spec_conf(args), **class_conf(cls)}
 
     @classmethod
     def _check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
@@ -124,7 +126,7 @@ class SparkSpout(Spout):
         """
         for name in cls._function_args:
             if args.get(name) is not None:
-                spark_session.check_function(args[name], owner)
+                check_function(args[name], owner)
         if not args.get("checkpoint"):
             raise InvalidTopology(
                 f"{owner} has no checkpoint: give a folder or URL that the Spark server can write"
@@ -152,7 +154,7 @@ class SparkSpout(Spout):
                 self._code = self._archive.parent.name
             else:
                 self._code = context.topology_id
-        self._function = spark_session.resolve_function(self.source)
+        self._function = resolve_function(self.source)
         if not self._emits:
             return
         if not self.columns:
@@ -310,7 +312,7 @@ class SparkSpout(Spout):
             return True
         error = self._query.exception()
         self._query = None
-        if error is None or spark_session.is_taken(error):
+        if error is None or is_taken(error):
             # Spark stops the older of two runs of one checkpoint.
             self._checkpoint_owner.check(self._session)
         if error is not None:
@@ -335,9 +337,7 @@ class SparkSpout(Spout):
                     self._bound().count_batch(int(metrics["batch_rows"]), nanos)
 
     def _query_error(self, error: Exception) -> StormDagsterError:
-        return spark_session.query_error(
-            error, self._subject, self.checkpoint, self._version, self._session
-        )
+        return query_error(error, self._subject, self.checkpoint, self._version, self._session)
 
     def _start_query(self) -> Any:
         """Start the query, or continue one that runs. ``None`` if it is to halt."""
@@ -369,9 +369,7 @@ class SparkSpout(Spout):
             self._halting = False
             return None
         writer = writer.queryName(self._query_name).option("checkpointLocation", self.checkpoint)
-        return spark_session.retry_slow_start(
-            lambda: self._run(writer.trigger(processingTime=self.trigger))
-        )
+        return retry_slow_start(lambda: self._run(writer.trigger(processingTime=self.trigger)))
 
     def _frame(self, session: Any) -> Any:
         """The DataFrame of the user's function.
