@@ -93,66 +93,52 @@ class BlockingBoltRunner(ThreadMixin):
         batch: list[Tuple] = []
         nanos = 0
         while not self.crashed:
-            tup = None if inbox.empty() else inbox.get()
+            item = None if inbox.empty() else inbox.get()
             # Counted together: a call per tuple would cost more than a bolt that only gathers.
             if batch and (
-                not isinstance(tup, Tuple) or len(batch) >= _MAX_COUNTED or nanos >= _COUNT_NANOS
+                not isinstance(item, Tuple) or len(batch) >= _MAX_COUNTED or nanos >= _COUNT_NANOS
             ):
                 self.call_in_loop(
                     lambda batch=batch, nanos=nanos: self._count_executed(batch, nanos)
                 )
                 batch = []
                 nanos = 0
-            if tup is None:
-                # With state, the wait ends when a checkpoint is due.
-                timeout = self.state.idle_secs() if self.state is not None else None
-                try:
-                    tup = inbox.get(timeout=timeout)
-                except queue.Empty:
-                    # Acks wait for the checkpoint of a task that is idle.
-                    self.await_lease()
-                    if self.state is not None:
-                        self.state.on_idle()
+            if item is None:
+                item = self._await_item()
+                if item is None:
                     continue
-            if tup is STOP:
+            if item is STOP:
                 return
-            self._timers.discard(tup)
-            if isinstance(tup, Tuple):
-                self.note_unacked(tup)
-            # Wait for events to be taken, for back pressure, and for room in the bolt, unless the
-            # task ends.
-            while self._must_wait(tup, bolt):
-                if not self.events_full:
-                    calls[0] = (clock() / 1e9, "process", None)
-                    bolt._make_room()
-                    calls.clear()
-                time.sleep(0.002)
+            self._timers.discard(item)
+            if isinstance(item, Tuple):
+                self.note_unacked(item)
+            while self._must_wait(item, bolt):
+                self._wait_for_room(bolt)
             self.await_lease()
             if self._detached or self.shared.closing or self.crashed:
                 # A tuple fails with the others in `unacked`, when the component is closed.
                 continue
-            if tup is TICK or tup is PULSE:
-                self._run_timer(tup)
+            if item is TICK or item is PULSE:
+                self._run_timer(item)
                 continue
-            self._current = tup
+            self._current = item
+            # More than one pass only while a system of the component is unavailable.
             while True:
                 begin = clock()
                 emitted = self._emitted
                 calls[0] = (begin / 1e9, "process", None)
                 try:
-                    bolt.process(tup)
+                    bolt.process(item)
                 except SystemUnavailable as error:
-                    calls.clear()
-                    self.system_wait.begin(error)
-                    if self._await_system():
+                    if self._await_repetition(error):
                         continue
                     # The task ends: the tuple fails with the others in `unacked`.
                     break
                 except catches as error:
-                    self._on_process_error(bolt, tup, error)
+                    self._on_process_error(bolt, item, error)
                 else:
                     if auto_ack:
-                        self.call_in_loop(lambda tup=tup: self.ack(tup))
+                        self.call_in_loop(lambda tup=item: self.ack(tup))
                 if self.system_wait.is_waiting:
                     self.system_wait.end()
                 break
@@ -160,11 +146,43 @@ class BlockingBoltRunner(ThreadMixin):
             self._end_turn(emitted)
             calls.clear()
             nanos += clock() - begin
-            batch.append(tup)
+            batch.append(item)
             if self.state is not None and inbox.empty():
                 self.state.on_idle()
         if batch:
             self.call_in_loop(lambda: self._count_executed(batch, nanos))
+
+    def _await_item(self) -> Any:
+        """Wait for the next item of the inbox; ``None`` if a checkpoint is due before.
+
+        The wait of a bolt without state has no end. In the thread.
+        """
+        timeout = self.state.idle_secs() if self.state is not None else None
+        try:
+            return self.inbox.get(timeout=timeout)
+        except queue.Empty:
+            # Acks wait for the checkpoint of a task that is idle.
+            self.await_lease()
+            if self.state is not None:
+                self.state.on_idle()
+            return None
+
+    def _wait_for_room(self, bolt: Any) -> None:
+        """Let a bolt make room that cannot take an item now, and sleep. In the thread.
+
+        A bolt that waits until its events are taken only sleeps.
+        """
+        if not self.events_full:
+            self._calls[0] = (time.perf_counter_ns() / 1e9, "process", None)
+            bolt._make_room()
+            self._calls.clear()
+        time.sleep(0.002)
+
+    def _await_repetition(self, error: SystemUnavailable) -> bool:
+        """Wait until the call that raised may be repeated. False if the task ends before."""
+        self._calls.clear()
+        self.system_wait.begin(error)
+        return self._await_system()
 
     def _on_process_error(self, bolt: Any, tup: Tuple, error: BaseException) -> None:
         """Report an error of ``process``, and fail the tuple unless the bolt does that itself."""
@@ -184,7 +202,8 @@ class BlockingBoltRunner(ThreadMixin):
     def _must_wait(self, item: Any, bolt: Any) -> bool:
         """True while the component must not handle the item, a tuple or a timer.
 
-        Called per tuple.
+        It waits until its events are taken, for back pressure, and for room in the bolt, unless
+        the task ends. Called per tuple.
         """
         if self._stopping or self.shared.closing or self.crashed:
             return False
