@@ -52,6 +52,17 @@ def s3(s3_server: str, tmp_path: Path) -> tuple[dict[str, Any], str, Any]:
     return conf, bucket, fs
 
 
+@pytest.fixture(params=["file", "s3"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], str, Any]:
+    """(conf, URL of a folder, file system), once on this machine and once in S3."""
+    import fsspec
+
+    if request.param == "file":
+        return {}, str(tmp_path / "out"), fsspec.filesystem("file")
+    conf, bucket, fs = request.getfixturevalue("s3")
+    return conf, f"s3://{bucket}/out", fs
+
+
 @pytest.fixture
 def make_sink_rig(stage: Stage) -> Callable[[int, dict[str, Any], str], SinkRig]:
     """Make the rig of so many numbers, with a conf, and the class of the sink."""

@@ -311,15 +311,6 @@ def test_the_order_of_declarations_decides_no_type() -> None:
     assert with_declared(merged, declared, "url") == merged
 
 
-@pytest.fixture(params=["file", "s3"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], str, Any]:
-    """(conf, URL, file system)."""
-    if request.param == "file":
-        return {}, str(tmp_path / "out"), fsspec.filesystem("file")
-    conf, bucket, fs = request.getfixturevalue("s3")
-    return conf, f"s3://{bucket}/out", fs
-
-
 def test_one_of_many_tasks_creates_the_schema(target: tuple[dict[str, Any], str, Any]) -> None:
     conf, url, fs = target
     path = f"{url.removeprefix('s3://')}/_schema/000001.json"

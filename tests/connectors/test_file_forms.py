@@ -15,14 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.api import Topology
-from storm_dagster.connectors import FileSource, SourceSpout, source_spout
+from storm_dagster.connectors import FileSource, source_spout
 from storm_dagster.connectors.compressed import DamagedArchive, open_decompressed
 from storm_dagster.connectors.file_rows import TextOptions, csv_rows, line_rows
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.testing.waiting import eventually
 from storm_rigs.components import CollectBolt
+from storm_rigs.worker.sources_in_harness import reading, run_until
 
 SEEN = CollectBolt.everything
 """Values of all rows that were read."""
@@ -32,27 +31,6 @@ SEEN = CollectBolt.everything
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_spout, "_COMMIT_SECS", 0.02)
     monkeypatch.setattr(FileSource, "refresh_secs", 0.05)
-
-
-def reading(source: FileSource, **body: Any) -> type[Topology]:
-    parts = {"source": source, "outputs": ["row"], "__module__": __name__, **body}
-    # Tasks import the class by its name.
-    globals()["Rows"] = made = type("Rows", (SourceSpout,), parts)
-    SEEN.clear()
-
-    class Reading(Topology):
-        rows = made.spec()
-        uses = CollectBolt.spec(inputs=[rows])
-
-    return Reading
-
-
-def run_until(harness: TopologyHarness, condition: Callable[[], Any]) -> Any:
-    def turn() -> Any:
-        harness.engine.run(harness.shared.clock())
-        return condition()
-
-    return eventually(turn, 20, interval=0.001)
 
 
 def read_whole(source: FileSource, folder: Path, **body: Any) -> list[dict[str, Any]]:

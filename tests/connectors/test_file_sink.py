@@ -29,15 +29,6 @@ def numbers(*found: int) -> list[Row]:
     return [Row({"n": n}) for n in found]
 
 
-@pytest.fixture(params=["file", "s3"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], str, Any]:
-    """(conf, URL, file system)."""
-    if request.param == "file":
-        return {}, str(tmp_path / "out"), fsspec.filesystem("file")
-    conf, bucket, fs = request.getfixturevalue("s3")
-    return conf, f"s3://{bucket}/out", fs
-
-
 def lines_of(fs: Any, url: str) -> list[int]:
     """The numbers in the files, in the order of their names."""
     found: list[int] = []
@@ -47,9 +38,9 @@ def lines_of(fs: Any, url: str) -> list[int]:
 
 
 def test_the_newest_token_is_in_the_name_of_the_newest_file(
-    where: tuple[dict[str, Any], str, Any],
+    target: tuple[dict[str, Any], str, Any],
 ) -> None:
-    conf, url, fs = where
+    conf, url, fs = target
     sink, other, again = (FileSink(url) for _ in range(3))
     assert (sink.open(conf, "t/a/1.0"), other.open(conf, "t/a/1.1")) == (0, 0)
     sink.write(numbers(1, 2), 1)
@@ -65,9 +56,9 @@ def test_the_newest_token_is_in_the_name_of_the_newest_file(
 
 
 def test_without_an_owner_no_file_takes_the_place_of_another(
-    where: tuple[dict[str, Any], str, Any],
+    target: tuple[dict[str, Any], str, Any],
 ) -> None:
-    conf, url, fs = where
+    conf, url, fs = target
     for n in range(3):
         sink = FileSink(url)
         assert sink.open(conf, "") is None

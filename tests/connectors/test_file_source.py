@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +20,8 @@ from storm_dagster.connectors import FileSource, SourceSpout, source_spout
 from storm_dagster.connectors.file_rows import FileRow
 from storm_dagster.model.errors import InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.testing.waiting import eventually
 from storm_rigs.components import CollectBolt, RejectBolt
+from storm_rigs.worker.sources_in_harness import run_until
 
 SEEN = CollectBolt.everything
 """Values of all rows that were read."""
@@ -47,14 +46,6 @@ def reading(
         uses = RejectBolt.spec(inputs=[rows], args={"values": rejected or []})
 
     return Reading
-
-
-def run_until(harness: TopologyHarness, condition: Callable[[], Any]) -> Any:
-    def turn() -> Any:
-        harness.engine.run(harness.shared.clock())
-        return condition()
-
-    return eventually(turn, 20, interval=0.001)
 
 
 def positions(harness: TopologyHarness) -> dict[str, Any]:

@@ -11,13 +11,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import Topology
-from storm_dagster.connectors import FileSource, Source, SourceRecord, SourceSpout, source_spout
+from storm_dagster.connectors import FileSource, Source, SourceRecord, source_spout
 from storm_dagster.connectors.file_versions import FileVersion, change_of, hash_of, stored_version
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.state.storage import Positions
 from storm_rigs.components import CollectBolt
+from storm_rigs.worker.sources_in_harness import reading, run_until
 
 SEEN = CollectBolt.everything
 """Values of all rows that were read."""
@@ -27,27 +26,6 @@ SEEN = CollectBolt.everything
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_spout, "_COMMIT_SECS", 0.02)
     monkeypatch.setattr(FileSource, "refresh_secs", 0.05)
-
-
-def reading(source: Source, **body: Any) -> type[Topology]:
-    parts = {"source": source, "outputs": ["row"], "__module__": __name__, **body}
-    # Tasks import the class by its name.
-    globals()["Rows"] = made = type("Rows", (SourceSpout,), parts)
-    SEEN.clear()
-
-    class Reading(Topology):
-        rows = made.spec()
-        uses = CollectBolt.spec(inputs=[rows])
-
-    return Reading
-
-
-def run_until(harness: TopologyHarness, condition: Callable[[], Any]) -> Any:
-    def turn() -> Any:
-        harness.engine.run(harness.shared.clock())
-        return condition()
-
-    return eventually(turn, 20, interval=0.001)
 
 
 def positions(harness: TopologyHarness) -> dict[str, Any]:

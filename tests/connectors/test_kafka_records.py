@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from storm_dagster.connectors import (
 from storm_dagster.connectors.kafka_outage import LibraryLog, Outage
 from storm_dagster.connectors.kafka_reads import CleanupPolicies
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.testing.waiting import eventually
 from storm_rigs.components import CollectBolt
 from storm_rigs.servers.kafka import REAL, KafkaRig
+from storm_rigs.worker.sources_in_harness import run_until
 
 SEEN = CollectBolt.everything
 """Values of all records that were read."""
@@ -64,14 +64,6 @@ def reading(topic: str, **body: Any) -> type[Topology]:
         use = CollectBolt.spec(inputs=[records])
 
     return Reading
-
-
-def run_until(harness: TopologyHarness, condition: Callable[[], Any]) -> Any:
-    def turn() -> Any:
-        harness.engine.run(harness.shared.clock())
-        return condition()
-
-    return eventually(turn, 20, interval=0.001)
 
 
 def harness_of(

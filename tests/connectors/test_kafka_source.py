@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -29,6 +29,7 @@ from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.components import CollectBolt, RangeSpout, RejectBolt
 from storm_rigs.servers.kafka import REAL, KafkaRig
+from storm_rigs.worker.sources_in_harness import run_until
 
 GROUP = "harness.records"
 SEEN = CollectBolt.everything
@@ -75,14 +76,6 @@ def reading(
         use = bolt.spec(inputs=[records], args=args)
 
     return Reading
-
-
-def run_until(harness: TopologyHarness, condition: Callable[[], Any], timeout: float = 20) -> Any:
-    def turn() -> Any:
-        harness.engine.run(harness.shared.clock())
-        return condition()
-
-    return eventually(turn, timeout, interval=0.001)
 
 
 def harness_of(kafka: KafkaRig, topology: type[Topology], **conf: Any) -> TopologyHarness:

@@ -25,8 +25,8 @@ from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.model.values import decode_value
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.state.storage import Positions
+from storm_rigs.worker.sources_in_harness import run_until
 
 QUICK = Retries(most=2, first_secs=0.01, longest_secs=0.05)
 
@@ -145,14 +145,6 @@ def topology(source: Source, par: int = 1, **settings: Any) -> type[Topology]:
 
 
 SOURCES: list[Callable[[], Source]] = [InThread, OnLoop]
-
-
-def run_until(harness: TopologyHarness, condition: Callable[[], Any]) -> Any:
-    def turn() -> Any:
-        harness.engine.run(harness.shared.clock())
-        return condition()
-
-    return eventually(turn, 60, interval=0.001)
 
 
 def stored(harness: TopologyHarness) -> dict[str, Any]:

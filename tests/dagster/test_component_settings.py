@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from storm_dagster.defs.declared.asset_metadata import fill_templates
 from storm_dagster.model.errors import InvalidRequest
+from storm_rigs.dagster.dagster_results import text_of_cause
 
 pytestmark = pytest.mark.dagster
 
@@ -86,15 +87,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     return Folder(tmp_path, f"settings_{tmp_path.name}".replace("-", "_"))
 
 
-def ours(caught: BaseException, kind: type[Exception]) -> str:
-    """Text of the error of ``kind`` that Dagster's error is based on."""
-    error: BaseException | None = caught
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__ or error.__context__
-    assert error is not None, f"no {kind} is behind {caught!r}"
-    return str(error)
-
-
 def test_tables_have_their_name_and_address(folder: Folder) -> None:
     specs = folder.specs(conf={"postgres.dbname": "shop_test"})
 
@@ -134,7 +126,7 @@ def test_tables_have_a_freshness_policy_if_limits_are_set(folder: Folder) -> Non
     ):
         with pytest.raises(Exception) as caught:
             folder.load(freshness=limits)
-        assert words in ours(caught.value, InvalidRequest)
+        assert words in text_of_cause(caught.value, InvalidRequest)
 
 
 def test_a_translation_in_yaml_renames_and_annotates(folder: Folder) -> None:
@@ -184,7 +176,7 @@ def test_the_op_has_a_pool_a_retry_policy_and_tags(folder: Folder) -> None:
 def test_settings_without_an_effect_are_errors(folder: Folder, attributes: dict[str, Any]) -> None:
     with pytest.raises(Exception) as caught:
         folder.load(**attributes)
-    said = ours(caught.value, ValidationError)
+    said = text_of_cause(caught.value, ValidationError)
     assert "backfill_policy" in said or "tries" in said
 
 

@@ -28,6 +28,7 @@ from storm_dagster.defs.declared.topology import workers_markdown
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.testing.waiting import patience
+from storm_rigs.dagster.dagster_results import text_of_cause
 from storm_rigs.stage.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
@@ -97,17 +98,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     package = f"shop_{tmp_path.name}".replace("-", "_")
     monkeypatch.syspath_prepend(str(tmp_path))
     return Project(tmp_path, package)
-
-
-def ours(caught: BaseException, *kinds: type[Exception]) -> str:
-    """What the error of ours says on which Dagster's, whose class differs from release to release,
-    is based.
-    """
-    error: BaseException | None = caught
-    while error is not None and not isinstance(error, kinds):
-        error = error.__cause__ or error.__context__
-    assert error is not None, f"no {kinds} is behind {caught!r}"
-    return str(error)
 
 
 def test_spouts_and_bolts_stand_in_the_lineage(project: Project) -> None:
@@ -234,7 +224,7 @@ def test_a_dotted_name_stays_distinct_or_names_the_release_that_accepts_it(
         dg.Definitions.validate_loadable(project.load())
     except Exception as error:
         assert Version(dg.__version__) < Version("1.13.4"), error
-        said = ours(error, InvalidRequest)
+        said = text_of_cause(error, InvalidRequest)
         assert "'a.b'" in said and "1.13.4" in said
 
 
@@ -307,7 +297,7 @@ def test_two_of_one_name_are_an_error_that_names_both(project: Project) -> None:
     one, two = project.declare("one"), project.declare("two")
     with pytest.raises(Exception) as caught:
         project.load()
-    said = ours(caught.value, Conflict)
+    said = text_of_cause(caught.value, Conflict)
     assert "declared twice" in said
     assert str(one) in said and str(two) in said
 
@@ -326,7 +316,7 @@ def test_unknown_and_wrong_fields_are_errors(project: Project, attributes: dict,
     project.declare(**attributes)
     with pytest.raises(Exception) as caught:
         project.load()
-    assert word in ours(caught.value, ValidationError, InvalidRequest)
+    assert word in text_of_cause(caught.value, ValidationError, InvalidRequest)
 
 
 def test_schedules_and_limits_only_when_asked_for(project: Project) -> None:

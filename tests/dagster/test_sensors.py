@@ -67,15 +67,6 @@ def running(world: DagsterWorld, *names: str, workers: int = 2) -> None:
         world.run_workers(name)
 
 
-def lose_host(world: DagsterWorld, node: str) -> None:
-    """The host is gone: its supervisor and its workers."""
-    for topology in world.cluster.load_view().topologies.values():
-        for worker in topology.assignment.workers if topology.assignment else ():
-            if worker.node == node:
-                world.cluster.state.delete_node(paths.worker(topology.id, node, worker.port))
-    world.lose_supervisor(node)
-
-
 def launch(world: DagsterWorld, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
     """Run what a sensor asked for, under its run key, as Dagster's daemon does."""
     assert request.job_name is not None and request.run_key is not None
@@ -129,7 +120,7 @@ def test_a_silent_supervisor_is_found_over_ticks_of_no_length(world: DagsterWorl
 def test_a_lost_host_is_one_run_for_all_its_topologies(world: DagsterWorld, replaced: bool) -> None:
     running(world, "a", "b")
     cursor = evaluate(world, "heartbeat_sensor").cursor
-    lose_host(world, "s1")
+    world.lose_host("s1")
     if replaced:
         another_process()
     (request,) = evaluate(world, "heartbeat_sensor", cursor).run_requests
@@ -149,7 +140,7 @@ def test_a_repeated_tick_repeats_its_run_key_until_healed(
 ) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
-    lose_host(world, "s1")
+    world.lose_host("s1")
     first = evaluate(world, "heartbeat_sensor", cursor)
     another_process()
     # The tick's answer was lost with the code server: the next one starts from the old cursor.
@@ -176,7 +167,7 @@ def test_a_second_attempt_is_made_when_a_plan_places_the_tasks(world: DagsterWor
     cursor = evaluate(world, "heartbeat_sensor").cursor
     ports = tuple(w.port for w in world.topology("wc").assignment.workers if w.node == "s2")
     world.supervisor("s2", ports=ports)
-    lose_host(world, "s1")  # Nowhere to go: the first try fails.
+    world.lose_host("s1")  # Nowhere to go: the first try fails.
     first = evaluate(world, "heartbeat_sensor", cursor)
     assert not launch(world, first.run_requests[0]).success
     assert not evaluate(world, "heartbeat_sensor", first.cursor).run_requests
@@ -196,7 +187,7 @@ def test_a_second_attempt_is_made_when_a_plan_places_the_tasks(world: DagsterWor
 def test_a_run_in_progress_is_not_doubled(world: DagsterWorld) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
-    lose_host(world, "s1")
+    world.lose_host("s1")
     first = evaluate(world, "heartbeat_sensor", cursor)
     request = first.run_requests[0]
     job = world.defs.resolve_job_def("reassign_topologies")
@@ -219,7 +210,7 @@ def test_a_cause_that_comes_back_never_reuses_a_run_key(world: DagsterWorld) -> 
     cursor = evaluate(world, "heartbeat_sensor").cursor
     seen: set[str | None] = set()
     for _ in range(3):
-        lose_host(world, "s1")
+        world.lose_host("s1")
         result = evaluate(world, "heartbeat_sensor", cursor)
         (request,) = result.run_requests
         assert request.run_key not in seen
@@ -235,7 +226,7 @@ def test_a_cause_that_comes_back_never_reuses_a_run_key(world: DagsterWorld) -> 
 def test_another_boot_grants_one_full_timeout(world: DagsterWorld) -> None:
     running(world, "wc")
     result = evaluate(world, "heartbeat_sensor")
-    lose_host(world, "s1")
+    world.lose_host("s1")
     memory = world.stored_memory(result.cursor)
     memory["liveness"]["boot_id"] = "another boot"
     cursor = world.with_memory(result.cursor, memory)
@@ -247,7 +238,7 @@ def test_a_lost_memory_grants_one_full_timeout(world: DagsterWorld) -> None:
     result = evaluate(world, "heartbeat_sensor")
     another_process()
     world.cluster.state.delete_node("/sensors/heartbeat_sensor")
-    lose_host(world, "s1")
+    world.lose_host("s1")
     granted = evaluate(world, "heartbeat_sensor", result.cursor)
     assert not granted.run_requests
     assert "judged after 30 s" in granted.skip_message
@@ -265,7 +256,7 @@ def test_a_long_blind_sensor_grants_time(world: DagsterWorld) -> None:
     running(world, "wc")
     memory = json.loads(evaluate(world, "heartbeat_sensor").cursor)
     memory["looked_at"] -= 3600
-    lose_host(world, "s1")
+    world.lose_host("s1")
     assert not evaluate(world, "heartbeat_sensor", json.dumps(memory)).run_requests
 
 
@@ -291,7 +282,7 @@ def test_mass_loss_is_an_alarm_everywhere_until_it_is_over(
     healthy = evaluate(world, "heartbeat_sensor")
     assert "4 workers of 1 topologies live on 4 supervisors" in healthy.skip_message
     for number in (1, 2, 3):
-        lose_host(world, f"s{number}")
+        world.lose_host(f"s{number}")
     alarmed = evaluate(world, "heartbeat_sensor", healthy.cursor)
     assert not alarmed.run_requests
     assert "healing is frozen: 3 of 4 workers on 3 supervisors vanished" in alarmed.skip_message
@@ -317,7 +308,7 @@ def test_in_a_pause_the_sensor_asks_for_nothing_and_says_why(world: DagsterWorld
         planner=plan_placement,
     )
     pause_healing(ctx, secs=600, user="ann")
-    lose_host(world, "s1")
+    world.lose_host("s1")
     paused = evaluate(world, "heartbeat_sensor", cursor)
     assert not paused.run_requests
     assert "healing is paused by ann until " in paused.skip_message
@@ -346,7 +337,7 @@ def test_the_armed_sensor_holds_the_healer_node_and_wakes_at_once(world: Dagster
     )
     thread.start()
     eventually(lambda: world.cluster.state.exists(paths.HEALER), what="the armed sensor")
-    lose_host(world, "s1")
+    world.lose_host("s1")
     thread.join(timeout=30)
     assert found, "it waited for the tick's end"
     assert found[0].run_requests

@@ -78,14 +78,6 @@ def queue_run(world: DagsterWorld, request: dg.RunRequest) -> dg.DagsterRun:
     )
 
 
-def lose_host(world: DagsterWorld, node: str) -> None:
-    for topology in world.cluster.load_view().topologies.values():
-        for worker in topology.assignment.workers if topology.assignment else ():
-            if worker.node == node:
-                world.cluster.state.delete_node(paths.worker(topology.id, node, worker.port))
-    world.lose_supervisor(node)
-
-
 def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: DagsterWorld) -> None:
     running(world, "wc")
     with dg.DagsterInstance.ephemeral() as stock:
@@ -98,7 +90,7 @@ def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Dagste
         and "sensors.use_threads: true in dagster.yaml" in said
     )
     # It heals all the same.
-    lose_host(world, "s1")
+    world.lose_host("s1")
     with dg.DagsterInstance.ephemeral() as stock:
         (request,) = tick(world, "heartbeat_sensor", result.cursor, 50.0, stock).run_requests
     assert request.tags["dagster/priority"] == "1000"
@@ -127,7 +119,7 @@ def test_behind_a_full_queue_the_leader_heals_before_the_run(
     monkeypatch.setattr(heartbeat_sensor, "_MAX_QUEUE_SECS", 0.0)
     running(world, "wc")
     cursor = tick(world, "heartbeat_sensor").cursor
-    lose_host(world, "s1")
+    world.lose_host("s1")
     first = tick(world, "heartbeat_sensor", cursor)
     (request,) = first.run_requests
     queued = queue_run(world, request)
@@ -161,7 +153,7 @@ def test_behind_a_full_queue_the_leader_heals_before_the_run(
     assert late.success
     assert world.topology("wc").assignment_at == healed.assignment_at
     world.instance.delete_run(queued.run_id)
-    lose_host(world, "s2")  # Ends the tick.
+    world.lose_host("s2")  # Ends the tick.
     thread.join(timeout=50)
     assert found
 
@@ -173,7 +165,7 @@ def test_a_queued_run_of_any_age_is_not_asked_for_again(
     monkeypatch.setattr(heartbeat_sensor, "_MAX_RUN_SECS", 0.0)
     running(world, "wc")
     cursor = tick(world, "heartbeat_sensor").cursor
-    lose_host(world, "s1")
+    world.lose_host("s1")
     job = world.defs.resolve_job_def("reassign_topologies")
     (request,) = tick(world, "heartbeat_sensor", cursor).run_requests
     run = queue_run(world, request)

@@ -1,4 +1,4 @@
-"""Supervisors that drain at SIGTERM, as in containers: the faults, and what holds meanwhile."""
+"""Supervisors that drain at SIGTERM, as in containers: the faults, and their invariants."""
 
 from __future__ import annotations
 
@@ -70,15 +70,21 @@ def _running(faults: Faults) -> list[SimulatedSupervisor]:
     return [parts[name] for name in sorted(parts) if parts[name].up]
 
 
-@fault("supervisor drains", "processes")
-def _one_drains(faults: Faults) -> Undo | None:
+def _drain_one(faults: Faults) -> SimulatedSupervisor | None:
+    """Drain one of the running supervisors; ``None`` if none runs."""
     parts = _running(faults)
     if not parts:
         return None
     part = faults.rng.choice(parts)
     faults._what = part.host.name
     drain(part)
-    return faults.cluster.start_missing
+    return part
+
+
+@fault("supervisor drains", "processes")
+def _one_drains(faults: Faults) -> Undo | None:
+    part = _drain_one(faults)
+    return None if part is None else faults.cluster.start_missing
 
 
 @fault("supervisors drain at once", "processes")
@@ -97,12 +103,9 @@ def _several_drain(faults: Faults) -> Undo | None:
 @fault("killed within a drain", "processes")
 def _killed_within(faults: Faults) -> Undo | None:
     """The grace of the container is shorter than the drain."""
-    parts = _running(faults)
-    if not parts:
+    part = _drain_one(faults)
+    if part is None:
         return None
-    part = faults.rng.choice(parts)
-    faults._what = part.host.name
-    drain(part)
     grace_secs = faults.rng.choice((0.1, 0.5, 1.0, 2.0, 5.0))
     process = part.process
 
@@ -116,18 +119,18 @@ def _killed_within(faults: Faults) -> Undo | None:
 @fault("leader away within a drain", "processes")
 def _leader_away(faults: Faults) -> Undo | None:
     """The leader ends before it moves the tasks, or while it moves them."""
-    parts = _running(faults)
     leader = faults.cluster.leader()
-    if not parts or leader is None or leader.process is None:
+    if leader is None or leader.process is None:
         return None
-    part = faults.rng.choice(parts)
+    part = _drain_one(faults)
+    if part is None:
+        return None
     faults._what = f"{part.host.name}, {leader.host.name}"
-    drain(part)
     return _until_mended(faults, faults.rng.choice((0.0, 1.0, 2.5, 4.0)), leader.process.kill)
 
 
 class Drains:
-    """What holds at each write while supervisors drain, and when tasks move."""
+    """Invariants of each write while supervisors drain, and when tasks move."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -105,3 +105,15 @@ def run_config(request: dg.RunRequest, op: str) -> dict[str, Any]:
     """Config of an op in the run that a sensor or schedule asks for."""
     ops: Any = request.run_config["ops"]
     return ops[op]["config"]
+
+
+def text_of_cause(caught: BaseException, *kinds: type[Exception]) -> str:
+    """Text of the error of a kind that Dagster's error is based on.
+
+    The class of Dagster's own error differs from release to release.
+    """
+    error: BaseException | None = caught
+    while error is not None and not isinstance(error, kinds):
+        error = error.__cause__ or error.__context__
+    assert error is not None, f"no {kinds} is behind {caught!r}"
+    return str(error)

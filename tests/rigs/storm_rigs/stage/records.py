@@ -94,6 +94,15 @@ class Records:
         """The supervisor is gone."""
         self.cluster.state.delete_node(paths.supervisor(supervisor_id))
 
+    def lose_host(self, supervisor_id: str) -> None:
+        """The host is gone: its workers and its supervisor."""
+        for topology in self.cluster.load_view().topologies.values():
+            for worker in topology.assignment.workers if topology.assignment else ():
+                if worker.node == supervisor_id:
+                    path = paths.worker(topology.id, supervisor_id, worker.port)
+                    self.cluster.state.delete_node(path)
+        self.lose_supervisor(supervisor_id)
+
     def upload(
         self,
         handle: str,
