@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import socket
 import statistics
 import sys
@@ -30,6 +29,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
+from tables import write_table
 
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch, TopologyToPlace
@@ -42,7 +42,6 @@ from storm_rigs.placement.placement_clusters import small_topology, supervisor
 from storm_rigs.placement.placement_invariants import placement_faults
 from storm_rigs.servers.spark_server import SparkServer
 
-MARKERS = ("<!-- assignment: begin -->", "<!-- assignment: end -->")
 HEADER = (
     "| what is placed | tasks | supervisors | cold s | warm s | tasks/s | fixed | local planner s | driver MiB "
     "| Spark JVM MiB | Python workers MiB |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
@@ -325,16 +324,6 @@ def cluster_case(path: Path) -> AssignmentCase:
     return AssignmentCase(path.name, lambda: plan, 5)
 
 
-def write_table(path: Path, table: str) -> None:
-    """Replaces what stands between the markers of a document; exits when they are not there."""
-    begin, end = MARKERS
-    text = path.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
-    if not pattern.search(text):
-        sys.exit(f"{path} has no lines {begin} and {end}: put the two where the table belongs")
-    path.write_text(pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text), encoding="utf-8")
-
-
 def main() -> None:
     """Parses the command line and runs."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -363,7 +352,7 @@ def main() -> None:
             print(line, flush=True)
         planner.close(release=True)
     if arguments.markdown:
-        write_table(arguments.markdown, "\n".join(lines))
+        write_table(arguments.markdown, "assignment", "\n".join(lines))
 
 
 if __name__ == "__main__":

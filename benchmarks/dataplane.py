@@ -9,9 +9,7 @@ tuple of the spouts; memory is the PSS of each worker, at the beginning and at t
 
 from __future__ import annotations
 
-import re
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tables import write_table
 
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
 PLANES = str(Path(__file__).with_name("planes.py"))
-MARKERS = ("<!-- dataplane: begin -->", "<!-- dataplane: end -->")
 HEADER = (
     "| topology | acked | spout tuples/s | p50 ms | p99 ms | CPU cores | CPU µs per tuple "
     "| memory of each worker MiB, first -> last |\n"
@@ -206,16 +204,6 @@ def rows(
             yield f"| {case.label} | not measured: {' '.join(str(error).split())[:200]} |  |  |  |  |  |  |"
 
 
-def write_table(path: Path, table: str) -> None:
-    """Replaces what stands between the markers of a document; exits when they are not there."""
-    begin, end = MARKERS
-    text = path.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
-    if not pattern.search(text):
-        sys.exit(f"{path} has no lines {begin} and {end}: put the two where the table belongs")
-    path.write_text(pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text), encoding="utf-8")
-
-
 def report(
     cluster: LocalCluster, *, quick: bool, minutes: float | None, like: str, markdown: Path | None
 ) -> None:
@@ -226,4 +214,4 @@ def report(
         print(line, flush=True)
         lines.append(line)
     if markdown:
-        write_table(markdown, "\n".join(lines))
+        write_table(markdown, "dataplane", "\n".join(lines))

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 from cache import TASKS, TOPOLOGIES, _records
+from dataplane import pss_mb
 from tables import Row, run
 from thriftpy2.protocol import TCyBinaryProtocolFactory
 from thriftpy2.rpc import make_client
@@ -35,13 +36,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 from storm_rigs.servers.embedded_zookeeper import EmbeddedZooKeeper
 
 _LOG_BYTES = 10 * 2**30
-
-
-def _pss_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    raise LookupError(pid)
 
 
 def start_nimbus(home: Path, zookeeper: str) -> tuple[subprocess.Popen[bytes], str, int]:
@@ -167,12 +161,12 @@ def report(*, quick: bool = False) -> Iterator[Row]:
                 yield (
                     "idle memory of nimbus (PSS)",
                     "Storm: 1 GB heap",
-                    f"{_pss_mb(process.pid):.0f} MB",
+                    f"{pss_mb(process.pid):.0f} MB",
                 )
                 yield from _transfer_rows(http, client, 64 if quick else 256)
                 yield _log_row(http, home, samples)
                 yield from _summary_rows(http, client, server.address, samples)
-                yield "nimbus with these (PSS)", "-", f"{_pss_mb(process.pid):.0f} MB"
+                yield "nimbus with these (PSS)", "-", f"{pss_mb(process.pid):.0f} MB"
         finally:
             process.terminate()
             process.wait(30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from peer_logs import SpoutLog
 from planes import Pass
-from sentences import VOCABULARY, CountBolt, SplitBolt
+from sentences import CountBolt, SplitBolt, random_sentences
 
 from storm_dagster.api import Grouping, Spout, TopologyBuilder
 
@@ -58,8 +57,7 @@ class SentenceSpout(LoggedSpout):
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         super().initialize(conf, context)
-        draw = random.Random(context.task_id)
-        self._sentences = [" ".join(draw.choices(VOCABULARY, k=10)) for _ in range(2_000)]
+        self._sentences = random_sentences(context.task_id)
 
     def values(self, number: int) -> list[Any]:
         return [self._sentences[number % 2_000]]

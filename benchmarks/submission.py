@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 import psutil
+from dataplane import pss_mb
 from tables import Row, run
 
 from storm_dagster.host.worker_spec import SPARE
@@ -188,14 +189,6 @@ class Measured:
             taken.append(time.monotonic() - began)
             assert stats["numMaterialized"] >= PARTITIONS
         return statistics.median(taken)
-
-
-def pss_mb(pid: int) -> float:
-    """Proportional set size of a process, MB."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return (
-        next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
-    )
 
 
 _LOADS = {
