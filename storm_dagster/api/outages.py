@@ -8,6 +8,13 @@ from typing import Protocol
 from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Unavailable
 
+MIN_PAUSE_MS = 500
+MAX_PAUSE_MS = 10_000
+"""Range of the growing pauses while a system is away.
+
+They are those between two retries of a sink or of Spark, and between two calls that raise
+:class:`SystemUnavailable`.
+"""
 REPORT_MS = 60_000
 """Milliseconds between two reports of one kind."""
 COMPONENT = "component"

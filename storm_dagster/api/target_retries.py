@@ -2,18 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from storm_dagster.api.outages import OutageReports
+from storm_dagster.api.outages import MAX_PAUSE_MS, MIN_PAUSE_MS, OutageReports
 from storm_dagster.host.waiting import Backoff
 
 if TYPE_CHECKING:
     from storm_dagster.api.bolts import Bolt
-
-MIN_PAUSE_MS = 500
-MAX_PAUSE_MS = 10_000
-"""The pause between two retries grows from the smaller to the larger one.
-
-So it does between two calls of a component that raise ``SystemUnavailable``, which promises it.
-"""
 
 
 class TargetRetries:

@@ -3,8 +3,12 @@
 from collections.abc import Callable, Hashable
 from typing import Any, Literal, Protocol
 
-from storm_dagster.api.outages import OutageReports, SystemUnavailable
-from storm_dagster.api.target_retries import MAX_PAUSE_MS, MIN_PAUSE_MS
+from storm_dagster.api.outages import (
+    MAX_PAUSE_MS,
+    MIN_PAUSE_MS,
+    OutageReports,
+    SystemUnavailable,
+)
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.names import AWAITED_METRIC
 from storm_dagster.worker.dataplane.task_reports import ReportingTask, TaskReporter
