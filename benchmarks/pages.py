@@ -280,7 +280,11 @@ def report(*, quick: bool = False) -> Iterator[Row]:
                 time.sleep(15.0)
                 size_text = f"{TOPOLOGIES} topologies of {TASKS} tasks"
                 idle = _share(nimbus, secs)
-                yield f"nimbus, {size_text}, nobody looks: % of a core", "-", f"{100 * idle:.1f}"
+                yield (
+                    f"nimbus, {size_text}, without a reader: % of a core",
+                    "-",
+                    f"{100 * idle:.1f}",
+                )
                 asked, served = masters.asked, 0
 
                 def count(_: object) -> None:
@@ -304,7 +308,7 @@ def report(*, quick: bool = False) -> Iterator[Row]:
                     f"{100 * looked:.1f}",
                 )
                 yield (
-                    "- requests to topology masters meanwhile",
+                    "- its requests to topology masters",
                     "aim: 0",
                     f"{masters.asked - asked}",
                 )

@@ -231,7 +231,7 @@ class Component:
         self._bound().metric(name, value)
 
     def _show_awaited(self, source: str, text: str) -> None:
-        """Show what the task waits for by ``source``; see ``OutageReports``."""
+        """Show the systems that the task waits for, by ``source``; see ``OutageReports``."""
         self._bound().awaits(source, text)
 
     def raise_exception(self, exception: BaseException, tup: Any = None) -> None:

@@ -96,7 +96,7 @@ def one_line(error: BaseException) -> str:
 
 
 def without_traceback(error: Exception) -> Exception:
-    """The error itself, whose report is one line: an outage is no mistake in code."""
+    """The error itself, whose report is one line: an outage is not a mistake in code."""
     error.__traceback__ = None
     error.__cause__ = None
     error.__suppress_context__ = True

@@ -1,4 +1,4 @@
-"""Pauses of a component's callbacks that raise again and again."""
+"""Pauses of a component's callbacks that raise at each call."""
 
 from storm_dagster.host.waiting import Backoff
 

@@ -63,7 +63,7 @@ class Reporter(Protocol):
     """The component, or its task, which reports for it."""
 
     def _show_awaited(self, source: str, text: str) -> None:
-        """Show what the task waits for by this source of texts; empty: it waits no longer."""
+        """Show the systems that the task waits for, by source; empty: it waits no longer."""
         ...
 
     def raise_exception(self, exception: BaseException) -> None:

@@ -41,7 +41,7 @@ def _events(logs: Mapping[str, Any], now_secs: float) -> Iterator[HealthResult]:
 
 
 def check_cluster(invocation: Invocation) -> Iterator[HealthResult]:
-    """Yield what the leader reports about the cluster; without one, what ZooKeeper has."""
+    """Yield the leader's reports about the cluster; without a leader those of ZooKeeper."""
     if names_no_cluster(invocation):
         yield "ok", "none runs in this HOME", ""
         return

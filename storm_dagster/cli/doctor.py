@@ -477,7 +477,7 @@ class _Printer:
         self._flushed_at = time.monotonic()
 
     def add(self, check: str, result: HealthResult) -> None:
-        """Take a result, and print what has waited for a second."""
+        """Take a result, and print those that have waited for a second."""
         self._waiting.append((check, result))
         if time.monotonic() - self._flushed_at >= 1.0:
             self.flush()

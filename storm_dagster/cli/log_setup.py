@@ -66,7 +66,7 @@ def configure_logging(*, verbose: bool = False) -> None:
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """Log file of a daemon; what a full disk refuses is lost, and said once."""
+    """Log file of a daemon; lines that a full disk refuses are lost, which is reported once."""
 
     _is_reported = False
 

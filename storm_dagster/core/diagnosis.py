@@ -121,7 +121,7 @@ def _upgrades(topology: TopologySnapshot) -> Iterator[Finding]:
 
 
 def _findings_of_metrics(topology: TopologySnapshot) -> list[Finding]:
-    """The findings from what the topology master reports."""
+    """The findings from the reports of the topology master."""
     if topology.uptime_secs < _STARTING_SECS:
         return []
     if not topology.reported:

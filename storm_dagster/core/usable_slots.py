@@ -17,7 +17,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 
 @dataclass(frozen=True)
 class UserBounds:
-    """Bounds of what the topologies of one user may hold together; ``None``: any number."""
+    """Bounds for the topologies of one user together; ``None``: any number."""
 
     max_slots: int | None = None
     """``nimbus.user.slots.max``."""

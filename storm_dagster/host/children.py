@@ -23,13 +23,13 @@ def running_child(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program inside of a block, in a session of its own, with an empty input.
 
-    What it prints goes into ``output``. After the block the program and all processes of its group
+    Its output goes into ``output``. After the block the program and all processes of its group
     have been killed, also if a signal's handler raises an exception: no moment is too early for
     that. ``folder`` is its working directory, by default that of this process. Raises
     :class:`OSError` if it cannot be started.
     """
     with ExitStack() as ending:
-        # An exception within the start would leave a process that nobody knows.
+        # An exception within the start would leave a process without a record.
         with signals_held():
             child = subprocess.Popen(
                 command,

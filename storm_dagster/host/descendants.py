@@ -111,7 +111,7 @@ def find_marked(
 ) -> set[Identity]:
     """Find the processes that were started with the mark of that worker.
 
-    With ``user`` only those of that user are asked. Processes whose environment this user may not
+    With ``user`` only those of that user are asked. Processes whose environment this user cannot
     read are left out. A process sets the size of its environment as it likes: only the begin is
     read, in which the mark is.
     """

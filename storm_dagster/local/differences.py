@@ -24,7 +24,7 @@ def differences(
     submitted: Mapping[str, Any],
     kept_state: Path | None,
 ) -> list[str]:
-    """Return what a cluster would do otherwise, for this topology.
+    """Return the differences of a cluster for this topology.
 
     ``submitted`` has the values that the author or the caller set. ``kept_state`` is the folder of
     the state, if it is kept after the run.

@@ -127,7 +127,7 @@ class TopologyRun:
     # -- any thread --------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """End the run soon: no spout emits any more, and tuples in flight finish."""
+        """End the run soon: no spout emits from now on, and tuples in flight finish."""
         self._end = self._end or reason
         self._woken.set()
 

@@ -149,7 +149,7 @@ def topology_spec_of(value: Any) -> TopologySpec | None:
 def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
     """The spec of the object, or of the result of its call with ``args``.
 
-    Raises :class:`InvalidTopology` if it is no topology, if the user's code fails, and for
+    Raises :class:`InvalidTopology` if it is not a topology, if the user's code fails, and for
     arguments of an object that is not called.
     """
     try:

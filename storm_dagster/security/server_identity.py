@@ -222,7 +222,7 @@ class TrustedServers:
     def check_process(
         self, process: "ServerProcess", *, server: str, name: str = "", signed: bool = False
     ) -> None:
-        """As :meth:`check`, by what is known of the server."""
+        """As :meth:`check`, with the known facts of the server."""
         if not process.is_here:
             self._check_network(process, server, name)
         elif process.owner is not None:

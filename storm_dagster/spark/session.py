@@ -172,7 +172,7 @@ def open_default(keys: Mapping[str, Any], trusted: TrustedServers | None = None)
     limit_retries(session)
     conf = {key: value for key, value in keys.items() if key != "spark.remote"}
     if conf:
-        # With the same channel: another thread may have stopped the session meanwhile.
+        # With the same channel: another thread may have stopped the session before.
         session = builder.config(map=conf).getOrCreate()
     return session  # pyright: ignore[reportReturnType]
 

@@ -1,4 +1,4 @@
-"""Keys of ``topology.spark.conf`` in a Spark session: what Spark refuses, and what it ignores.
+"""Keys of ``topology.spark.conf`` in a Spark session: those that Spark refuses or ignores.
 
 pyspark alone only warns of a key that the server refuses, and stores any unknown key. Over Connect
 a session can change the runtime keys of Spark SQL. Keys of Spark's core and static keys are read

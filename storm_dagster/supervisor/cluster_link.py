@@ -489,7 +489,7 @@ class ClusterLink:
 
 
 def _without_measurements(info: SupervisorInfo) -> SupervisorInfo:
-    """Record without the values that always change: they are no reason to write it."""
+    """Record without the values that always change: they do not cause a write."""
     cleared = {"count": 0, "clock_ahead_secs": None, "disk_free_mb": None, "disk_mb": None}
     return info.model_copy(update=cleared)
 

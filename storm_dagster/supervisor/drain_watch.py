@@ -1,4 +1,4 @@
-"""Watch of a supervisor's drain: when it is over, and what it waits for."""
+"""Watch of a supervisor's drain: its end, and the topologies that it waits for."""
 
 import logging
 

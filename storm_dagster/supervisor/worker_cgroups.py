@@ -82,7 +82,7 @@ class WorkerCgroup:
         self.oom()
         if self.group.remove():
             return True
-        # A process that was moved here meanwhile must not stay.
+        # A process that was moved here since then must not stay.
         self.group.kill()
         return False
 

@@ -193,7 +193,7 @@ class SparkBolt(Bolt):
     def _await_spark(self, tuples: list[Tuple], error: Unavailable) -> None:
         """Keep these tuples, and accept no others until Spark answers.
 
-        The begin of the outage is reported, and what is waited for is shown.
+        The begin of the outage is reported, and the awaited system is shown.
         """
         self._waiting = tuples
         self._retries.wait()

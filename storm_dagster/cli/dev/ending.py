@@ -133,7 +133,7 @@ def kill_family(
 
 
 def _end_leftovers(home: Path) -> None:
-    """End what the workers of this HOME have left: no supervisor lives that does it."""
+    """End processes that the workers of this HOME have left: no supervisor lives to do it."""
     for folder in (home / "workers").glob("*"):
         end_leftovers(folder)
 

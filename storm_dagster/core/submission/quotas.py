@@ -1,4 +1,4 @@
-"""Bounds of what the live topologies of one user may hold together."""
+"""Bounds for the live topologies of one user together."""
 
 from collections.abc import Collection, Iterable
 

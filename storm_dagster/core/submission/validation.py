@@ -228,7 +228,7 @@ def check_code_name(name: str, owner: str) -> None:
 
 
 def _check_grouping(component_id: str, source: InputSpec, stream: StreamSpec) -> None:
-    """Check that the grouping of an input has what it needs; ``stream`` is the one it reads."""
+    """Check the fields of an input's grouping; ``stream`` is the one that it reads."""
     grouping = source.grouping
     place = (
         f"bolt {component_id!r}: {grouping.type} grouping on stream {source.stream!r} of "

@@ -288,7 +288,7 @@ class EventTick:
         summary: EventLogSummary,
         cursors: dict[str, LogCursor],
     ) -> int:
-        """Acknowledge what the stored cursor names; the number of events that still wait."""
+        """Acknowledge the events of the stored cursor; the number of those that still wait."""
         name = topology.name
         cursor = cursors.get(name)
         if cursor is None:

@@ -1,4 +1,4 @@
-"""Events of a declared topology as Dagster's, and what the code location defines of them.
+"""Events of a declared topology as Dagster's, and their definitions in the code location.
 
 An event is reported by a component and pulled by `topology_events_sensor`. The check `reports` says
 which of them have an asset, partition or check that the location does not define, and how many

@@ -246,7 +246,7 @@ def _restart(run: _VerbRun) -> _Report:
     if former_tokens and not _await_workers(run.ops, report, "restarted", former_tokens):
         raise Unavailable(
             f"not every worker of {report.name!r} runs again {_MAX_START_SECS:g} s after its "
-            f"restart: its supervisors go on; see `storm-dagster show {report.name}` and "
+            f"restart: its supervisors continue; see `storm-dagster show {report.name}` and "
             f"`storm-dagster errors {report.name}`"
         )
     return report, {}

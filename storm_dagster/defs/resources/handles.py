@@ -163,7 +163,7 @@ class ClusterHandle(dg.ConfigurableResource):
         return tick_conf(conf, ticks_in or self._ticks_in)
 
     def home_path(self) -> Path:
-        """The state folder; it may not exist yet."""
+        """The state folder, which may be missing."""
         return home_dir(self.home)
 
 

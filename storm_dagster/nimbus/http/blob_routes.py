@@ -390,7 +390,7 @@ class BlobRoutes:
         errors=_WRITE_ERRORS,
     )
     async def cancel_upload(self, request: Request) -> Response:
-        """Remove an upload with its parts, and what a failed run has staged of it."""
+        """Remove an upload with its parts, and the staged files of a failed run."""
         await run_in_threadpool(cancel_upload, self._nimbus, request.path_params["handle"])
         return Response(status_code=204)
 

@@ -172,7 +172,7 @@ class EventRoutes:
         with suppress(NotAlive, Corrupt):
             topology = topology_by_name(nimbus.shown_view(), request.path_params["name"])
         if topology is not None and token:
-            # Of the view: what it reads of nodes that workers make is bounded.
+            # Of the view: its reads of nodes that workers make are bounded.
             for worker in topology.live_workers.values():
                 if hmac.compare_digest(token, worker.token.encode()):
                     return topology

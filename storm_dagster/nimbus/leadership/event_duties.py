@@ -82,7 +82,7 @@ class LeaderEvents(LeaderRounds):
         taken.clear()
         self._next_poll = now + _POLL_SECS
         # Read for each turn: a log that never gets empty must not keep others waiting, nor
-        # those of a topology that a code location has declared meanwhile go here.
+        # those of a topology that a code location has declared since then go here.
         while names := self._names_to_forward(ctx, ctx.cluster.event_logs()):
             has_more = False
             for name in names:

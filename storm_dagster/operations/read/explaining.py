@@ -116,7 +116,7 @@ def window_reasons(snapshot: TopologySnapshot) -> dict[str, str]:
 
 
 def awaited_systems(snapshot: TopologySnapshot) -> dict[str, str]:
-    """Task -> what it waits for, as tasks report it whose other system is away."""
+    """Task -> systems that it waits for, as reported by tasks whose system is away."""
     awaited: dict[str, str] = {}
     for (_, task), metrics in snapshot.metrics.items():
         text = metrics.get(AWAITED_METRIC)

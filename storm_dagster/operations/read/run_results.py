@@ -1,4 +1,4 @@
-"""Sentences and numbers that say what a verb has done. Pure functions of its result."""
+"""Sentences and numbers on the effects of a verb. Pure functions of its result."""
 
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.run_result import RunResult

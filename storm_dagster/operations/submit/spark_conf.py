@@ -37,7 +37,7 @@ def check_session_keys(ctx: OperationsContext, total: Conf, spec: TopologySpec) 
 
 
 def _ask(ctx: OperationsContext, url: str, keys: dict[str, str]) -> KeysResult:
-    """What the server says about the keys; nothing if it does not answer in time."""
+    """The server's result for the keys; empty if it does not respond in time."""
     try:
         return ctx.spark_keys(url, keys)
     except Unavailable as error:

@@ -440,7 +440,7 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
 def _log_update(
     ctx: OperationsContext, name: str, kept: KeptSizes, changes: Sequence[UpdateChange]
 ) -> None:
-    """Log what the update keeps and what it changes, one line each."""
+    """Log the kept and the changed parts of the update, one line each."""
     for kept_size in describe_kept(kept):
         ctx.log.info("the update of %s keeps %s, of a rebalance", name, kept_size)
     for change in changes:

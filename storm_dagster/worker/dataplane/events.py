@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REQUEST_SECS = 30.0
-"""Longest time for which a nimbus may not respond."""
+"""Longest time that a nimbus may take to respond."""
 _CLUSTER = "the cluster, for its events for Dagster,"
 """Subject of the outage in the reports of a task."""
 _SOURCE = "events"

@@ -14,7 +14,7 @@ class ReportingTask(Protocol):
         ...
 
     def show_awaited(self, source: str, text: str) -> None:
-        """Show what the task waits for by this source; any thread that runs the task."""
+        """Show the systems that the task waits for, by source; any thread that runs the task."""
         ...
 
 

@@ -390,7 +390,8 @@ class Transport:
         if self._checks is None:
             secure_client(socket, self._link_key)
         else:
-            # Not again by itself: whoever listens by then would get the next frame.
+            # No reconnection by itself: another process may listen by then, and would get the
+            # next frame.
             socket.setsockopt(zmq.RECONNECT_IVL, -1)
             self._checks.watch(link)
         socket.connect(f"tcp://{address}")

@@ -24,7 +24,7 @@ _NUMBERS = 4096
 _MAX_REASONS = 4096
 """Roots whose reasons are kept; a new one replaces the oldest."""
 Reason = tuple[int, str, str]
-"""Why a tuple failed: (task, component, text of at most 500 characters)."""
+"""Reason of a failed tuple: (task, component, text of at most 500 characters)."""
 LOST: Reason = (0, "", "a task or worker with parts of it stopped")
 """Reason that is not about the tuple: spouts replay it, and do not count a failure. Compared by
 identity.

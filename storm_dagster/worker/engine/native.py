@@ -85,7 +85,7 @@ class NativeEngine:
     state_dir: Path | None = None
     """``topology.state.dir``."""
     cluster_spark: ClusterSpark = field(default_factory=ClusterSpark)
-    """What the cluster's conf says of Spark Connect."""
+    """Servers of Spark Connect in the cluster's conf."""
 
     def __post_init__(self) -> None:
         conf = self.conf

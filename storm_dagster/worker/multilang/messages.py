@@ -1,7 +1,7 @@
 """Messages in the output of a multilang program, and what else it prints there.
 
 A message is JSON, a newline, ``end``, a newline. Standard output is the pipe of the protocol, but
-programs print to it: lines that are no message are separated from messages, so that neither is
+programs print to it: lines that are not messages are separated from messages, so that neither is
 lost. Pure, except :func:`read_output`, which reads the pipe.
 """
 
@@ -20,7 +20,7 @@ _MAX_SHOWN = 500
 
 
 class StrayLine(NamedTuple):
-    """Line of the output that is not a message, as of a ``print``."""
+    """Line of the output that is not a message, such as that of a ``print``."""
 
     text: str
 

@@ -98,7 +98,7 @@ class ClusterSync:
         self._written: _Written | None = None
         """The last written worker node; ``None`` before the first one."""
         self._view: _View | None = None
-        """What the last refresh has read; ``None`` before the first one."""
+        """Result of the last refresh; ``None`` before the first one."""
         self._components: tuple[int, dict[int, str]] | None = None
         """(version of the assignment, task -> component)."""
         self._next_beat = 0.0

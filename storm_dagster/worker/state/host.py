@@ -108,7 +108,7 @@ class StateTask(Protocol):
         ...
 
     def show_awaited(self, source: str, text: str) -> None:
-        """Show what the task waits for by ``source``; any thread that runs the task."""
+        """Show the systems that the task waits for, by ``source``; any thread of the task."""
         ...
 
     def call_in_loop(self, action: Callable[[], Any]) -> None:

@@ -157,7 +157,7 @@ class StateLog:
             raise Unavailable(
                 f"the state of {subject} here is older than the last that was acknowledged: "
                 f"{text}. Make topology.state.dir the storage that has it, or set "
-                "topology.state.local: true to go on with this one"
+                "topology.state.local: true to continue with this one"
             )
         self.older = text
 

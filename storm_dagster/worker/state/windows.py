@@ -332,7 +332,7 @@ class WindowDriver:
             self._publish_reason(self.windows.waits_for())
         elif now < self._replayed_at:
             self._publish_reason(
-                "the watermark stands still after a restart, until tuples in flight have come "
+                "the watermark does not advance after a restart, until tuples in flight have come "
                 "again (topology.message.timeout.secs)"
             )
         self.evaluate()

@@ -41,7 +41,7 @@ _PAGE_BYTES = 1 << 20
 _MAX_ID = 1000
 """Bytes of the JSON of a tuple id in its letter; of a longer one it has the text."""
 _SOURCE = "dead letters"
-"""Source of the text on what a task waits for."""
+"""Source of the text on the system that a task waits for."""
 _REPORT_MS = 60_000
 """Milliseconds between two reports that letters fill their room, or are dropped."""
 _HOLDS = (
@@ -51,7 +51,7 @@ _HOLDS = (
     "repair can help (--delete --older-than SECS, or --all), raise the limit, or let the oldest "
     "be dropped (topology.dead.letter.overflow: drop)"
 )
-"""Why a spout is held."""
+"""Reason of a held spout."""
 
 
 class _Replay:

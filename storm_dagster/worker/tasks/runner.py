@@ -475,7 +475,7 @@ class Runner:
             metrics[name] = value
 
     def show_awaited(self, source: str, text: str) -> None:
-        """Show what the task waits for by ``source``. Any thread that runs the task."""
+        """Show the systems that the task waits for, by ``source``. Any thread that runs it."""
         self.awaited.show(source, text)
 
     def send_to_peer(self, task: int, values: Sequence[Any]) -> None:

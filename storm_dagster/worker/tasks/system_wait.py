@@ -52,7 +52,7 @@ class WaitingTask(ReportingTask, Protocol):
 class SystemWait:
     """Pauses of one task while a system does not answer, and their reports.
 
-    A call of the component that raises :class:`SystemUnavailable` is no failure: it is repeated
+    A call of the component that raises :class:`SystemUnavailable` is not a failure: it is repeated
     after pauses from 0.5 to 10 s. The task takes no tuples while it waits, which is until each
     call that raised has returned. Used by the thread that runs the task; any thread may read it.
     """
