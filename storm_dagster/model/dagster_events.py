@@ -94,45 +94,62 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
         :class:`InvalidRequest` for values that Dagster refuses.
         """
         subject = f"{kind} of asset {key!r:.100}"
-        parts: list[Any] = []
-        if isinstance(key, str):
-            parts = key.split("/")
-        elif isinstance(key, list | tuple):
-            parts = [*key]
-        if not parts or not all(isinstance(part, str) and part for part in parts):
-            raise InvalidRequest(
-                f"{subject}: the key must be a string such as 'lake/clicks', or a list of its parts"
-            )
+        parts = _parts_of_key(subject, key)
         values = {name: _scalar(value) for name, value in fields.items() if value is not None}
         for name, value in {**values, "key": "/".join(parts)}.items():
             _check_text(subject, name, value)
-        if kind == "check" and not _CHECK.fullmatch(str(values.get("check"))):
-            raise InvalidRequest(
-                f"{subject}: a check's name has letters, digits and _ only:"
-                f" {fields.get('check')!r:.100}"
-            )
-        if kind == "check" and not isinstance(values.get("passed"), bool):
-            raise InvalidRequest(
-                f"{subject}: passed must be True or False, got {fields.get('passed')!r:.100}"
-            )
+        if kind == "check":
+            _check_result(subject, values, fields)
         if values.get("severity", "ERROR") not in ("ERROR", "WARN"):
             raise InvalidRequest(
                 f"{subject}: severity must be 'ERROR' or 'WARN', got {values['severity']!r:.100}"
             )
-        metadata = values.pop("metadata", {})
-        if not isinstance(metadata, Mapping):
-            raise InvalidRequest(f"{subject}: metadata must be a map, got {metadata!r:.100}")
-        values["metadata"] = _plain(metadata, subject, "metadata", 0)
-        size = len(json.dumps(values["metadata"]).encode())
-        if size > MAX_METADATA_BYTES:
-            raise InvalidRequest(
-                f"{subject}: its metadata has {size} bytes, the limit is {MAX_METADATA_BYTES}:"
-                " write it to the lake, and give its path"
-            )
+        values["metadata"] = _plain_metadata(subject, values.pop("metadata", {}))
         contents = json.dumps([origin, kind, parts, values], sort_keys=True, separators=(",", ":"))
         # Of the contents, so that a replayed tuple reports an event with the same id.
         number = hashlib.sha256(contents.encode()).hexdigest()[:32]
         return DagsterEvent(id=number, kind=kind, key=tuple(parts), **values)
+
+
+def _parts_of_key(subject: str, key: str | Sequence[str]) -> list[str]:
+    """The parts of an asset's key; :class:`InvalidRequest` if it is not a key."""
+    parts: list[Any] = []
+    if isinstance(key, str):
+        parts = key.split("/")
+    elif isinstance(key, list | tuple):
+        parts = [*key]
+    if not parts or not all(isinstance(part, str) and part for part in parts):
+        raise InvalidRequest(
+            f"{subject}: the key must be a string such as 'lake/clicks', or a list of its parts"
+        )
+    return parts
+
+
+def _check_result(subject: str, values: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Check name and result of an asset check; errors show the ``fields`` as they came."""
+    if not _CHECK.fullmatch(str(values.get("check"))):
+        raise InvalidRequest(
+            f"{subject}: a check's name has letters, digits and _ only:"
+            f" {fields.get('check')!r:.100}"
+        )
+    if not isinstance(values.get("passed"), bool):
+        raise InvalidRequest(
+            f"{subject}: passed must be True or False, got {fields.get('passed')!r:.100}"
+        )
+
+
+def _plain_metadata(subject: str, metadata: Any) -> dict[str, Any]:
+    """A copy of the metadata in plain types of JSON, within its limit of bytes."""
+    if not isinstance(metadata, Mapping):
+        raise InvalidRequest(f"{subject}: metadata must be a map, got {metadata!r:.100}")
+    copy = _plain(metadata, subject, "metadata", 0)
+    size = len(json.dumps(copy).encode())
+    if size > MAX_METADATA_BYTES:
+        raise InvalidRequest(
+            f"{subject}: its metadata has {size} bytes, the limit is {MAX_METADATA_BYTES}:"
+            " write it to the lake, and give its path"
+        )
+    return copy
 
 
 def _check_text(subject: str, name: str, value: Any) -> None:

@@ -183,24 +183,28 @@ def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]
                 )
 
 
+def _input_faults(topology: PlanTopology) -> Iterator[Fault]:
+    """Faults of inputs: those of spouts, and those that name no component."""
+    for component, part in topology.spouts.items():
+        for _ in part.inputs:
+            yield place("spouts", component, "inputs"), "a spout has no inputs: make it a bolt"
+    components = {*topology.spouts, *topology.bolts}
+    for component, part in topology.bolts.items():
+        for number, source in enumerate(part.inputs):
+            if source in components:
+                continue
+            nearest = difflib.get_close_matches(source, components, n=1, cutoff=0.6)
+            if nearest:
+                hint = f"did you mean {nearest[0]!r}?"
+            else:
+                hint = f"there are {', '.join(sorted(components))}"
+            text = f"component {source!r} does not exist: {hint}"
+            yield place("bolts", component, "inputs", number), text
+
+
 def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
     """Faults inside of a topology; their places are relative to it."""
-    components = {*topology.spouts, *topology.bolts}
-    for kind, parts in (("spouts", topology.spouts), ("bolts", topology.bolts)):
-        for component, part in parts.items():
-            for number, source in enumerate(part.inputs):
-                if kind == "spouts":
-                    yield place(kind, component, "inputs"), "a spout has no inputs: make it a bolt"
-                elif source not in components:
-                    nearest = difflib.get_close_matches(source, components, n=1, cutoff=0.6)
-                    if nearest:
-                        hint = f"did you mean {nearest[0]!r}?"
-                    else:
-                        hint = f"there are {', '.join(sorted(components))}"
-                    yield (
-                        place(kind, component, "inputs", number),
-                        f"component {source!r} does not exist: {hint}",
-                    )
+    yield from _input_faults(topology)
     shared_ids = sorted(topology.spouts.keys() & topology.bolts.keys())
     if shared_ids:
         yield place("bolts", shared_ids[0]), "a spout has the same id: rename one of them"

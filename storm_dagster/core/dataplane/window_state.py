@@ -64,6 +64,12 @@ class WindowShape:
         ]
 
 
+def _refuse_both(owner: str, name: str, count: Any, duration_ms: Any) -> None:
+    """Raise :class:`InvalidTopology` if a window has both a count and a duration."""
+    if count is not None and duration_ms is not None:
+        raise InvalidTopology(f"{owner} has two {name}, a count and a duration: remove one of them")
+
+
 def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
     """Read the shape from ``conf`` (the component's conf over the topology's).
 
@@ -82,14 +88,8 @@ def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
     gap_ms = value("window.session.gap.ms")
     has_timestamp_field = value("tuple.timestamp.field.name") is not None
     event_time = has_timestamp_field or bool(value("tuple.timestamp.extractor"))
-    for name, count, duration_ms in (
-        ("window lengths", length_count, length_ms),
-        ("sliding intervals", slide_count, slide_ms),
-    ):
-        if count is not None and duration_ms is not None:
-            raise InvalidTopology(
-                f"{owner} has two {name}, a count and a duration: remove one of them"
-            )
+    _refuse_both(owner, "window lengths", length_count, length_ms)
+    _refuse_both(owner, "sliding intervals", slide_count, slide_ms)
     if gap_ms is not None:
         lengths = (length_count, length_ms, slide_count, slide_ms)
         if any(length is not None for length in lengths):

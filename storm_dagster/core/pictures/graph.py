@@ -143,6 +143,18 @@ def _rate(edge: DrawnEdge, points: Sequence[Point]) -> str:
     )
 
 
+def _share_bar(x: float, y: float, share: float, state: str) -> list[str]:
+    """A bar with its left end at ``x``, whose part ``share`` (0 to 1) has the color of the state."""
+    room = WIDTH - 70
+    _, color = _FILLS[state]
+    return [
+        f'<rect class="bar" x="{x:.0f}" y="{y:.0f}" width="{room}" height="6" '
+        'rx="3" fill="#d5dae1"/>',
+        f'<rect class="part {state}" x="{x:.0f}" y="{y:.0f}" '
+        f'width="{room * share:.0f}" height="6" rx="3" fill="{color}"/>',
+    ]
+
+
 def _box(component: DrawnComponent, place: Point) -> str:
     """The box of a component with its upper left corner at ``place``."""
     x, y = place
@@ -160,15 +172,9 @@ def _box(component: DrawnComponent, place: Point) -> str:
     for row, text in enumerate(component.rows[:2]):
         parts.append(_text(x + 12, y + 39 + 16 * row, short(text, 29), 11.5, "dim", "#374151"))
     if component.share is not None:
-        room = WIDTH - 70
         share = min(1.0, component.share)
-        parts += [
-            f'<rect class="bar" x="{x + 12:.0f}" y="{y + 66:.0f}" width="{room}" height="6" '
-            'rx="3" fill="#d5dae1"/>',
-            f'<rect class="part {component.state}" x="{x + 12:.0f}" y="{y + 66:.0f}" '
-            f'width="{room * share:.0f}" height="6" rx="3" fill="{outline}"/>',
-            _text(right, y + 72, percent(share), 11.5, "dim", "#374151", at_end),
-        ]
+        parts += _share_bar(x + 12, y + 66, share, component.state)
+        parts.append(_text(right, y + 72, percent(share), 11.5, "dim", "#374151", at_end))
     tooltip = [component.id, *component.rows]
     if component.errors:
         tooltip.append(f"{component.errors} errors")

@@ -66,12 +66,9 @@ def lay_out(
         if source in node_names and target in node_names and source != target
     ]
     chains, layers = _chains_and_layers(names, drawn_edges)
-    before: dict[str, list[str]] = {}
-    after: dict[str, list[str]] = {}
-    for chain in chains.values():
-        for spot, next_spot in pairwise(chain):
-            after.setdefault(spot, []).append(next_spot)
-            before.setdefault(next_spot, []).append(spot)
+    neighbors = [pair for chain in chains.values() for pair in pairwise(chain)]
+    after = multimap(neighbors)
+    before = multimap((next_spot, spot) for spot, next_spot in neighbors)
     _order(layers, before, after)
     width, height = box
     gap_across, gap_down = gap
@@ -84,13 +81,13 @@ def lay_out(
     middles = _middles(layers, before, after, heights, gap_down)
     lines: dict[NodePair, Sequence[Point]] = {}
     for source, target in drawn_edges:
-        if (source, target) in chains:
-            lines[source, target] = _points(chains[source, target], left, middles, width)
-        else:
-            # An edge that closes a cycle was laid out in the other direction.
-            points = _points(chains[target, source], left, middles, width)
+        # An edge that closes a cycle was laid out in the other direction.
+        is_reversed = (source, target) not in chains
+        chain = chains[target, source] if is_reversed else chains[source, target]
+        points = _points(chain, left, middles, width)
+        if is_reversed:
             points.reverse()
-            lines[source, target] = points
+        lines[source, target] = points
     total_width = len(layers) * (width + gap_across) - gap_across
     return Layout(
         width=max(0.0, total_width) if names else 0.0,

@@ -142,18 +142,25 @@ def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
 
     ``shares`` are the sizes of all slots, descending.
     """
-    # ((turn on the host, minus the host's slots), supervisor) of each slot: the order in which
-    # ``_interleave`` takes them.
-    turns: list[tuple[tuple[int, int], str]] = []
-    for slots in _slots_of_hosts(allocation):
-        for turn, slot in enumerate(slots):
-            turns.append(((turn, -len(slots)), slot.node))
+    turns = _interleaving_turns(allocation)
     savings = balanced_savings(allocation.savings(shares[-1]), turns, len(shares))
     remainder = sum(share > shares[-1] for share in shares)
     _, at_share, fuller = choose_reused(savings, len(shares), remainder)
     for worker in sorted([*at_share, *fuller], key=lambda worker: worker.worker):
         role = "fuller" if worker in fuller else "reuse"
         allocation.take(worker.slot, Reason.SLOT_REUSED, role, worker.worker)
+
+
+def _interleaving_turns(allocation: SlotAllocation) -> list[tuple[tuple[int, int], str]]:
+    """((turn on the host, minus the host's slots), supervisor) of each slot.
+
+    This is the order in which :func:`_interleave` takes the slots.
+    """
+    turns: list[tuple[tuple[int, int], str]] = []
+    for slots in _slots_of_hosts(allocation):
+        for turn, slot in enumerate(slots):
+            turns.append(((turn, -len(slots)), slot.node))
+    return turns
 
 
 def _slots_of_hosts(allocation: SlotAllocation) -> list[list[Slot]]:

@@ -85,6 +85,14 @@ def _place(topology: TopologyToPlace, ports: FreePorts) -> TopologyPlacement:
     return placement_of(topology, event.assign(allocated))
 
 
+def _warnings_of(rows: Sequence[Row]) -> list[str]:
+    """Warnings of a placement; the first row of the topology's workers that has a text has all."""
+    for row in rows:
+        if row["text"]:
+            return json.loads(row["text"])
+    return []
+
+
 def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
     """Build the placement from the rows of its workers (:class:`TaskAssignment`).
 
@@ -96,11 +104,7 @@ def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacemen
     # The single row of a refused topology names no slot.
     if len(rows) == 1 and rows[0]["node"] is None:
         return _failed_placement(topology, rows[0], several)
-    warnings: list[str] = []
-    for row in rows:
-        if row["text"]:
-            warnings = json.loads(row["text"])
-            break
+    warnings = _warnings_of(rows)
     before = {worker.slot: worker for worker in topology.old}
     rows.sort(key=lambda row: (row["node"], row["port"]))
     workers: list[WorkerSlot] = []

@@ -260,13 +260,25 @@ def _user_metrics(
     return numbers
 
 
+LabeledPart = tuple[tuple[str, str], ComponentSnapshot]
+"""(name of the topology, id of the component) and the component."""
+
+
 def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric]:
     """Latencies, queues, capacity and lag of the components of users."""
-    parts: list[tuple[tuple[str, str], ComponentSnapshot]] = []
+    parts: list[LabeledPart] = []
     for topology in topologies:
         for _, part in sorted(topology.components.items()):
             if not part.is_system:
                 parts.append(((topology.name, part.id), part))
+    yield from _latencies(parts)
+    yield from _loads(parts)
+    yield from _streams(parts)
+    yield from _partitions(parts)
+
+
+def _latencies(parts: Sequence[LabeledPart]) -> Iterator[Metric]:
+    """Histograms of latencies."""
     for name, row in _TABLE["latencies"].items():
         family = HistogramMetricFamily(name, row["text"], labels=["topology", "component"])
         for labels, part in parts:
@@ -275,6 +287,10 @@ def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric
                 counts, seconds = prometheus_buckets(buckets)
                 family.add_metric(labels, counts, seconds)
         yield family
+
+
+def _loads(parts: Sequence[LabeledPart]) -> Iterator[Metric]:
+    """Queues, capacity and lag; spouts and bolts have their own ones."""
     for name, row in _TABLE["loads"].items():
         numbers: dict[tuple[str, ...], float] = {}
         for labels, part in parts:
@@ -283,6 +299,10 @@ def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric
                 if number is not None:
                     numbers[labels] = number
         yield _gauges(name, row["text"], "topology component", numbers)
+
+
+def _streams(parts: Sequence[LabeledPart]) -> Iterator[Metric]:
+    """Counters of streams."""
     for metric in STREAM_METRICS:
         family = CounterMetricFamily(
             metric.metric, metric.text, labels=["topology", "component", "stream"]
@@ -291,6 +311,10 @@ def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric
             for stream, number in metric.by_stream(part).items():
                 family.add_metric([*labels, stream], number)
         yield family
+
+
+def _partitions(parts: Sequence[LabeledPart]) -> Iterator[Metric]:
+    """Lag of the partitions of sources."""
     # The metrics of partitions are in the order of the numbers of a lag: records, seconds.
     for index, (name, row) in enumerate(_TABLE["partitions"].items()):
         lags: dict[tuple[str, ...], float] = {}
