@@ -368,12 +368,8 @@ def stop(invocation: Invocation) -> None:
     with Steps(f"ending the cluster in {home}", quiet=invocation.json) as steps:
         for record in records:
             if record.role == "dev":
-                # It ends its cluster: workers, then daemons, then ZooKeeper and Spark.
                 steps.begin("dev")
-                if record.signal(signal.SIGTERM):
-                    record.signal(signal.SIGCONT)
-                if invocation.wait:
-                    poll(lambda record=record: not record.alive(), timeout=60.0, pause=0.05)
+                _end_dev(record, wait=invocation.wait)
                 steps.done("dev")
         survivors = end_cluster(home) if invocation.wait else []
         if invocation.wait:
@@ -389,6 +385,15 @@ def stop(invocation: Invocation) -> None:
     else:
         text = f"no cluster runs in {home}"
     print_line(invocation.json, {"home": str(home), "ended": len(before), "seconds": seconds}, text)
+
+
+def _end_dev(record: RunFile, *, wait: bool) -> None:
+    """Signal ``dev``, which ends its cluster: workers, then daemons, then ZooKeeper and Spark."""
+    if record.signal(signal.SIGTERM):
+        # A stopped process gets the signal only when it continues.
+        record.signal(signal.SIGCONT)
+    if wait:
+        poll(lambda: not record.alive(), timeout=60.0, pause=0.05)
 
 
 @verb("status")
@@ -407,6 +412,20 @@ def status(invocation: Invocation) -> int:
     return Unavailable.exit_code if document["leader"] is None else 0
 
 
+def _process_row(record: RunFile, state: ProcessState) -> dict[str, Any]:
+    """A process of HOME in the document of ``status``."""
+    is_alive = state != "dead"
+    return {
+        "role": record.role,
+        "id": "0" if record.role == "dev" else record.id,
+        "pid": record.pid,
+        "alive": is_alive,
+        "state": state,
+        "ports": record.ports,
+        "uptime_secs": round(uptime(record)) if is_alive else None,
+    }
+
+
 def _status_document(invocation: Invocation, cluster: ClusterFile | None) -> dict[str, Any]:
     """The document of ``status``; ``cluster`` is that of HOME, if one runs there.
 
@@ -416,18 +435,7 @@ def _status_document(invocation: Invocation, cluster: ClusterFile | None) -> dic
     states: list[tuple[RunFile, ProcessState]] = [
         (record, state_of(record)) for record in RunFile.read_all(home)
     ]
-    rows = [
-        {
-            "role": record.role,
-            "id": "0" if record.role == "dev" else record.id,
-            "pid": record.pid,
-            "alive": state != "dead",
-            "state": state,
-            "ports": record.ports,
-            "uptime_secs": round(uptime(record)) if state != "dead" else None,
-        }
-        for record, state in states
-    ]
+    rows = [_process_row(record, state) for record, state in states]
     document: dict[str, Any] = {
         "home": str(home),
         "running": any(row["alive"] for row in rows),

@@ -51,10 +51,7 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
         yield "broken", error.message, "fix what it names"
         return
     try:
-        if document["data"]["runsOrError"]["__typename"] != "Runs":
-            # Reported as any other response that is not as expected.
-            raise KeyError(document["data"]["runsOrError"])
-        instance: dict[str, Any] = document["data"]["instance"]
+        instance = _instance_of(document)
         rows: list[dict[str, Any]] = instance["daemonHealth"]["allDaemonStatuses"]
     except (KeyError, TypeError):
         yield "broken", f"{access.url} answered {str(document)[:300]}", "check its webserver's log"
@@ -75,6 +72,19 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
         yield "warning", f"its daemon does not report ({', '.join(unhealthy)})", remedy
     else:
         yield "ok", f"{access.url} answers, storage, code location and daemon too", ""
+    yield from _advice_on_settings(instance)
+
+
+def _instance_of(document: Any) -> dict[str, Any]:
+    """The instance in Dagster's response; ``KeyError`` or ``TypeError`` if it is not as expected."""
+    runs = document["data"]["runsOrError"]
+    if runs["__typename"] != "Runs":
+        raise KeyError(runs)
+    return document["data"]["instance"]
+
+
+def _advice_on_settings(instance: dict[str, Any]) -> Iterator[HealthResult]:
+    """Yield settings of the instance (``dagster.yaml``) that could be better."""
     try:
         settings = yaml.safe_load(instance.get("info") or "{}")
     except yaml.YAMLError:

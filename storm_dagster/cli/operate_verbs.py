@@ -63,14 +63,10 @@ def _change_blacklist(
     ):
         cluster = nimbus.get("/v1/cluster")
         if invocation.dry_run:
-            listed_hosts = set(nimbus.get("/v1/blacklist")["hosts"])
-            if action == "add":
-                listed_hosts |= set(hosts)
-            else:
-                listed_hosts -= set(hosts)
             if drain:
                 more["drained"] = topologies_on(nimbus, hosts)
-            _print_hosts(invocation, cluster, sorted(listed_hosts), dry_run=True, **more)
+            listed_hosts = _planned_hosts(nimbus, hosts, action)
+            _print_hosts(invocation, cluster, listed_hosts, dry_run=True, **more)
             return
         blacklisted = nimbus.post("/v1/blacklist", {action: list(hosts)})["hosts"]
         if drain:
@@ -92,9 +88,23 @@ def _change_blacklist(
             click.echo(f"{', '.join(hosts)}: {number} topologies moved, empty")
         else:
             click.echo(f"{', '.join(hosts)}: {number} topologies are being moved")
+    if action == "add":
+        _warn_of_unregistered(cluster, hosts)
+
+
+def _planned_hosts(nimbus: NimbusClient, hosts: tuple[str, ...], action: str) -> list[str]:
+    """The blacklist as it would be after the change."""
+    listed_hosts = set(nimbus.get("/v1/blacklist")["hosts"])
+    if action == "add":
+        return sorted(listed_hosts | set(hosts))
+    return sorted(listed_hosts - set(hosts))
+
+
+def _warn_of_unregistered(cluster: dict[str, Any], hosts: tuple[str, ...]) -> None:
+    """Warn of hosts that are listed without a registered supervisor."""
     registered_hosts = {row["host"] for row in cluster["supervisors"]}
     for host in hosts:
-        if action == "add" and host not in registered_hosts:
+        if host not in registered_hosts:
             click.echo(
                 f"no supervisor of host {host} is registered now; the host is listed anyway",
                 err=True,

@@ -149,33 +149,46 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
             "component spout",
             document["fused"].items(),
         )
-    choice = document.get("choice")
-    if choice:
-        print_table(
-            f"{choice['candidates']} workers could take it; not chosen, the closest first",
-            ["worker", "decided by=selector", "there=had", f"in {choice['worker']}=chosen_had"],
-            choice["alternatives"],
-        )
+    _print_choice(document.get("choice"))
     worker_reasons = sorted(document.get("worker_reasons", {}).items())
     if task is not None:
         slot_of_task = document.get("slots", {}).get(str(task))
         worker_reasons = [row for row in worker_reasons if row[0] == slot_of_task]
     print_table("", "slot why", worker_reasons)
     windows = document.get("windows", {})
-    rows = [(number, windows[number]) for number in numbers if number in windows]
-    print_table("windows", ["task", "why the next one is not due"], rows)
+    _print_tasks("windows", "why the next one is not due", windows, numbers)
     awaits = document.get("awaits", {})
-    rows = [(number, awaits[number]) for number in numbers if number in awaits]
-    print_table("systems that are away", ["task", "what it waits for"], rows)
+    _print_tasks("systems that are away", "what it waits for", awaits, numbers)
     if document.get("healing"):
         click.echo(plain(document["healing"]))
-    failed = document.get("failed_upgrade")
-    if failed:
-        click.echo(plain(f"the upgrade to {failed['code']} was rolled back: {failed['reason']}"))
-        if failed["log"]:
-            click.echo(plain(f"the log of {failed['worker']}: {failed['log']}"))
+    _print_failed_upgrade(document.get("failed_upgrade"))
     for warning in document.get("warnings", []):
         notify(f"warning: {warning}")
+
+
+def _print_choice(choice: dict[str, Any] | None) -> None:
+    """Print the workers that were not chosen for a task; nothing without a comparison."""
+    if choice:
+        print_table(
+            f"{choice['candidates']} workers could take it; not chosen, the closest first",
+            ["worker", "decided by=selector", "there=had", f"in {choice['worker']}=chosen_had"],
+            choice["alternatives"],
+        )
+
+
+def _print_tasks(title: str, column: str, texts: dict[str, str], numbers: list[str]) -> None:
+    """Print the text of each of these tasks that has one."""
+    rows = [(number, texts[number]) for number in numbers if number in texts]
+    print_table(title, ["task", column], rows)
+
+
+def _print_failed_upgrade(failed: dict[str, Any] | None) -> None:
+    """Print the upgrade that was rolled back, and the address of the log that has its cause."""
+    if not failed:
+        return
+    click.echo(plain(f"the upgrade to {failed['code']} was rolled back: {failed['reason']}"))
+    if failed["log"]:
+        click.echo(plain(f"the log of {failed['worker']}: {failed['log']}"))
 
 
 def _placement_row(document: dict[str, Any], number: str) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -93,6 +94,27 @@ def run_child(plan: ClusterPlan) -> None:
             send({"error": {"type": "StormDagsterError", "message": repr(error)}})
 
 
+def _await_ready(reading: int, child: subprocess.Popen[bytes], home: Path) -> ClusterFile | None:
+    """Show the steps that the child reports, until its cluster is ready.
+
+    ``None`` if the child has ended before. Raises the error that it reports.
+    """
+    with (
+        os.fdopen(reading, encoding="utf-8") as pipe,
+        Steps(f"starting a cluster in {home}") as steps,
+    ):
+        for line in pipe:
+            document = json.loads(line)
+            if "step" in document:
+                steps.on_step(*document["step"])
+            elif "ready" in document:
+                return ClusterFile.model_validate_json(json.dumps(document["ready"]))
+            elif "error" in document:
+                child.wait(60)
+                raise error_from_document(document)
+    return None
+
+
 def start_detached(home: Path) -> ClusterFile:
     """Start this command in a new session; wait until it is ready.
 
@@ -112,23 +134,13 @@ def start_detached(home: Path) -> ClusterFile:
     )
     os.close(writing)
     try:
-        with (
-            os.fdopen(reading, encoding="utf-8") as pipe,
-            Steps(f"starting a cluster in {home}") as steps,
-        ):
-            for line in pipe:
-                document = json.loads(line)
-                if "step" in document:
-                    steps.on_step(*document["step"])
-                elif "ready" in document:
-                    return ClusterFile.model_validate_json(json.dumps(document["ready"]))
-                elif "error" in document:
-                    child.wait(60)
-                    raise error_from_document(document)
+        cluster = _await_ready(reading, child, home)
     except KeyboardInterrupt:
         child.terminate()
         child.wait(60)
         raise
+    if cluster is not None:
+        return cluster
     code = child.wait(60)
     raise Unavailable(
         f"the cluster ended before it was ready (code {code}); the end of {output}:\n"
