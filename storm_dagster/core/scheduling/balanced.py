@@ -62,15 +62,7 @@ class Balanced(Strategy):
         old_slots = {worker.slot for worker in request.reusable}
         # Counted now: a slot that a requested worker takes is no longer usable.
         usable_old = sum(map(allocation.may_use, old_slots))
-        unplaced: list[int] = []
-        for number, requested_slot in enumerate(requested):
-            slot = _slot_for(requested_slot, allocation)
-            if slot is None:
-                unplaced.append(number)
-                continue
-            reason = Reason.SLOT_OLD if requested_slot.old else Reason.SLOT_USER
-            allocation.take(slot, reason, "requested", number)
-            _block(blocked, requested_slot, slot)
+        unplaced = _take_requested(allocation, blocked)
         own_master: Slot | None = None
         if about.keeps:
             # The old slots that stay beside the requested workers must find room in the count.
@@ -106,25 +98,12 @@ class Balanced(Strategy):
         """
         about = assignment.about
         component_at = assignment.executors.component
-        requested = assignment.grants.requested
-        unassigned = assignment.grants.unassigned(assignment.history.needed)
         slots = assignment.slots
         workers = [FilledWorker(slot.node) for slot in slots]
-        open_workers: list[FilledWorker] = []
-        for slot, worker in zip(slots, workers, strict=True):
-            if slot.role == "master":
-                masters = [
-                    position for position in unassigned if component_at[position] == about.master
-                ]
-                worker.put(masters[0], about.master, Reason.MASTER)
-                unassigned = [position for position in unassigned if position != masters[0]]
-                continue
-            open_workers.append(worker)
-            if slot.role == "requested" and slot.ref is not None:
-                request = requested[slot.ref]
-                reason = Reason.OLD if request.slot.old else Reason.USER
-                for position in request.holds:
-                    worker.put(position, component_at[position], reason)
+        unassigned = _put_requested(assignment, workers)
+        open_workers = [
+            worker for slot, worker in zip(slots, workers, strict=True) if slot.role != "master"
+        ]
         # Only requested executors are in the workers yet: those that stay count as unassigned.
         sizes = [len(worker.positions) for worker in open_workers]
         share, remainder = fair_share(sizes, len(unassigned))
@@ -141,14 +120,42 @@ class Balanced(Strategy):
         selector = WorkerSelector(open_workers, share, remainder, about.related, about.system)
         selector.place(unassigned, component_at, apart)
         for slot, worker in zip(slots, workers, strict=True):
-            memory = 0
-            cpu = 0
-            if slot.role == "requested" and slot.ref is not None:
-                memory = requested[slot.ref].memory
-                cpu = requested[slot.ref].cpu
-            if about.master_memory is not None and about.master in worker.counts:
-                memory = about.master_memory
-            assignment.add(slot, worker.positions, worker.reasons, memory, cpu)
+            _add_worker(assignment, slot, worker)
+
+
+def _put_requested(assignment: TaskAssignment, workers: Sequence[FilledWorker]) -> list[int]:
+    """Put requested executors, and a topology master that is alone, into the worker of each slot.
+
+    Returns the executors that are still unassigned.
+    """
+    component_at = assignment.executors.component
+    master = assignment.about.master
+    unassigned = assignment.grants.unassigned(assignment.history.needed)
+    for slot, worker in zip(assignment.slots, workers, strict=True):
+        if slot.role == "master":
+            masters = [position for position in unassigned if component_at[position] == master]
+            worker.put(masters[0], master, Reason.MASTER)
+            unassigned = [position for position in unassigned if position != masters[0]]
+        elif slot.role == "requested" and slot.ref is not None:
+            request = assignment.grants.requested[slot.ref]
+            reason = Reason.OLD if request.slot.old else Reason.USER
+            for position in request.holds:
+                worker.put(position, component_at[position], reason)
+    return unassigned
+
+
+def _add_worker(assignment: TaskAssignment, slot: AllocatedSlot, worker: FilledWorker) -> None:
+    """Add a filled worker to the result, with the memory and CPU that it requests."""
+    memory = 0
+    cpu = 0
+    if slot.role == "requested" and slot.ref is not None:
+        request = assignment.grants.requested[slot.ref]
+        memory = request.memory
+        cpu = request.cpu
+    about = assignment.about
+    if about.master_memory is not None and about.master in worker.counts:
+        memory = about.master_memory
+    assignment.add(slot, worker.positions, worker.reasons, memory, cpu)
 
 
 def _block(blocked: dict[int, set[str]], requested: RequestedSlot, slot: Slot) -> None:
@@ -196,6 +203,23 @@ def _slot_for(requested: RequestedSlot, allocation: SlotAllocation) -> Slot | No
     if not nodes:
         return None
     return Slot(nodes[0], allocation.ports_of(nodes[0])[0])
+
+
+def _take_requested(allocation: SlotAllocation, blocked: dict[int, set[str]]) -> list[int]:
+    """Take a slot for each requested worker that finds one; the numbers of the others.
+
+    Hosts of the taken slots are added to ``blocked``.
+    """
+    unplaced: list[int] = []
+    for number, requested_slot in enumerate(allocation.request.requested):
+        slot = _slot_for(requested_slot, allocation)
+        if slot is None:
+            unplaced.append(number)
+            continue
+        reason = Reason.SLOT_OLD if requested_slot.old else Reason.SLOT_USER
+        allocation.take(slot, reason, "requested", number)
+        _block(blocked, requested_slot, slot)
+    return unplaced
 
 
 def _reuse(allocation: SlotAllocation, places: int, master_alone: bool) -> Slot | None:

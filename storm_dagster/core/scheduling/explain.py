@@ -5,12 +5,13 @@ among equals, the executors that stayed or were requested, and the order in whic
 placed.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from storm_dagster.core.scheduling.plan import event_of
 from storm_dagster.core.scheduling.selectors import FilledWorker, Key, WorkerSelector, fair_share
 from storm_dagster.core.scheduling.strategy import TopologyEvent, strategy_of
+from storm_dagster.core.scheduling.units import TopologySummary
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import REASONS, Reason
 
@@ -54,6 +55,25 @@ class Choice:
     """The closest first."""
 
 
+def _selector(
+    about: TopologySummary, workers: Sequence[FilledWorker], unassigned: int
+) -> WorkerSelector:
+    """The selector of the placement, before it placed the first executor.
+
+    ``workers`` have the executors that were requested or stay; ``unassigned`` counts those that
+    stay, too, as the placement does when it computes the share.
+    """
+    requested_sizes = [
+        len(worker.reasons) - worker.reasons.count(Reason.STAYS) for worker in workers
+    ]
+    share, remainder = fair_share(requested_sizes, unassigned)
+    for worker in workers:
+        # A worker that executors which stay fill above the share uses up one of the remainder.
+        if Reason.STAYS in worker.reasons and len(worker.positions) > share:
+            remainder -= 1
+    return WorkerSelector(workers, share, remainder, about.related, about.system)
+
+
 def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int) -> Choice | None:
     """The choice that put ``task`` into its worker, with its closest alternatives.
 
@@ -88,16 +108,7 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
             position,
         )
 
-    # As in the placement: executors that stay are unassigned when the share is computed, and a
-    # worker that they fill above the share uses up one of the remainder.
-    requested_sizes = [
-        len(worker.reasons) - worker.reasons.count(Reason.STAYS) for worker in workers
-    ]
-    share, remainder = fair_share(requested_sizes, unassigned)
-    for worker in workers:
-        if Reason.STAYS in worker.reasons and len(worker.positions) > share:
-            remainder -= 1
-    selector = WorkerSelector(workers, share, remainder, about.related, about.system)
+    selector = _selector(about, workers, unassigned)
     earlier = [position for position in chosen if rank(position) < rank(task_position)]
     selector.place(sorted(earlier), component_at, apart)
     component = component_at[task_position]
