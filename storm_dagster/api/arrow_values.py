@@ -244,7 +244,12 @@ def _whole(value: Any, arrow_type: pa.DataType) -> int:
         raise _misfit(value, arrow_type)
     bits = arrow_type.bit_width
     is_signed = types.is_signed_integer(arrow_type)
-    least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
+    if is_signed:
+        least = -(2 ** (bits - 1))
+        most = 2 ** (bits - 1) - 1
+    else:
+        least = 0
+        most = 2**bits - 1
     # The comparison bounds the conversion.
     if is_nan(value) or not least <= value <= most or value != int(value):
         raise _inexact(value, arrow_type)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 from urllib.parse import quote, unquote
 
 import fsspec
@@ -89,16 +89,19 @@ class FsspecBlobStore:
             meta.check_announced(expected_sha256)
             spool.seek(0)
             with self._remote(f"storing {key!r}"):
-                target = self._path("objects", meta.sha256)
                 if not self._usable(meta.sha256):
-                    temporary = self._path("tmp", secrets.token_hex(16))
-                    with self._fs.open(temporary, "wb") as stream:
-                        while chunk := spool.read(_CHUNK_BYTES):
-                            stream.write(chunk)
-                    self._move(temporary, target)
-                    self._remove(self._path("condemned", meta.sha256))
+                    self._write_content(spool, meta.sha256)
                 self._write_key(path, meta)
         return meta
+
+    def _write_content(self, content: IO[bytes], sha256: str) -> None:
+        """Write a content under its hash; a reader never sees a part of it."""
+        temporary = self._path("tmp", secrets.token_hex(16))
+        with self._fs.open(temporary, "wb") as stream:
+            while chunk := content.read(_CHUNK_BYTES):
+                stream.write(chunk)
+        self._move(temporary, self._path("objects", sha256))
+        self._remove(self._path("condemned", sha256))
 
     def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
         """Store a file under ``key``, and remove the file.

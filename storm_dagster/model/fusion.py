@@ -5,7 +5,7 @@ functions of the chain for each micro-batch, in the order of the graph, and the 
 bolts emit the rows that components outside of the chain read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from storm_dagster.model.conf_layers import merged_value
@@ -115,6 +115,21 @@ def _may_fuse(part: ComponentSpec, conf: Mapping[str, Any]) -> bool:
     return merged_value({"total": conf, "component": part.conf}, FUSE_KEY) is not False
 
 
+def _fused_bolt(bolt: ComponentSpec, root: str, streams: Iterable[str]) -> ComponentSpec:
+    """The bolt as workers run it: it reads these streams of the spout ``root``."""
+    inputs = [
+        InputSpec(component=root, stream=stream, grouping=Grouping.SHUFFLE) for stream in streams
+    ]
+    # Its inputs are not tuples of the topology.
+    conf = {
+        **bolt.conf,
+        "topology.metric.sample.rate": 0,
+        "topology.tick.tuple.freq.secs": None,
+    }
+    component = ComponentObject(python="storm_dagster.api.spark.fused:FusedBolt")
+    return bolt.model_copy(update={"object": component, "inputs": tuple(inputs), "conf": conf})
+
+
 def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
     """Return the topology as workers run it: unchanged if no component is fused.
 
@@ -147,21 +162,7 @@ def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
                 rows = StreamSpec(fields=bolt.outputs[DEFAULT_STREAM].fields)
                 bolt_streams[FUSED_ROWS + name] = rows
             streams |= bolt_streams
-            bolts[name] = bolt.model_copy(
-                update={
-                    "object": ComponentObject(python="storm_dagster.api.spark.fused:FusedBolt"),
-                    "inputs": tuple(
-                        InputSpec(component=root, stream=stream, grouping=Grouping.SHUFFLE)
-                        for stream in bolt_streams
-                    ),
-                    # Its inputs are not tuples of the topology.
-                    "conf": {
-                        **bolt.conf,
-                        "topology.metric.sample.rate": 0,
-                        "topology.tick.tuple.freq.secs": None,
-                    },
-                }
-            )
+            bolts[name] = _fused_bolt(bolt, root, bolt_streams)
         chain = {
             "root": root,
             "fields": streams[DEFAULT_STREAM].fields,

@@ -19,15 +19,25 @@ def plain_endpoint(file_system: Any) -> str | None:
 
     It is known for S3, whose server may be named in the URL's settings or in the environment.
     """
+    endpoint = _endpoint_of(file_system)
+    if endpoint.lower().startswith("http://"):
+        return endpoint
+    return None
+
+
+def _endpoint_of(file_system: Any) -> str:
+    """Address of a file system's server; empty if it is not known."""
     settings = getattr(file_system, "client_kwargs", None) or {}
     endpoint = getattr(file_system, "endpoint_url", None) or settings.get("endpoint_url")
+    if endpoint:
+        return str(endpoint)
     protocol = getattr(file_system, "protocol", ())
     protocols = (protocol,) if isinstance(protocol, str) else tuple(protocol)
-    if not endpoint and "s3" in protocols:
-        named = [os.environ[name] for name in _ENDPOINTS if os.environ.get(name)]
-        endpoint = named[0] if named else None
-    is_plain = bool(endpoint) and str(endpoint).lower().startswith("http://")
-    return str(endpoint) if is_plain else None
+    if "s3" in protocols:
+        for name in _ENDPOINTS:
+            if os.environ.get(name):
+                return os.environ[name]
+    return ""
 
 
 def check_object_store(url: str, servers: TrustedServers) -> None:

@@ -196,15 +196,7 @@ class ZooKeeperClusterState(ClusterState):
             action = f"a read of {many[pending[0]]}" if pending else "a read"
             begins = [partial(begin, fulls[index]) for index in pending]
             for index, result in zip(pending, self.session.pipeline(begins, action), strict=True):
-                if isinstance(result, NoNodeError):
-                    results[index] = None
-                elif isinstance(result, InvalidRequest) and worker_may_have_made(many[index]):
-                    self._check_readable_folder(many[index], action)
-                    results[index] = closed
-                elif isinstance(result, Exception):
-                    raise result
-                else:
-                    results[index] = result
+                results[index] = self._checked_result(many[index], result, action, closed)
             missing = [
                 index
                 for index in pending
@@ -219,6 +211,20 @@ class ZooKeeperClusterState(ClusterState):
                 return results
         path = many[pending[0]]
         raise conflict(f"{path} appears and vanishes all the time: read again", path)
+
+    def _checked_result(self, path: str, result: Any, action: str, closed: Any) -> Any:
+        """The result of a read: ``None`` without the node, ``closed`` for one that is closed.
+
+        Raises any other error that the result is.
+        """
+        if isinstance(result, NoNodeError):
+            return None
+        if isinstance(result, InvalidRequest) and worker_may_have_made(path):
+            self._check_readable_folder(path, action)
+            return closed
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _check_readable_folder(self, path: str, action: str) -> None:
         """Check that this client may read the folder of a closed node.

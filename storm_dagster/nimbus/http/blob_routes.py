@@ -121,22 +121,11 @@ async def receive_file(
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(max_bytes)
     path = new_inbox_file(inbox)
-    digest = hashlib.sha256()
-    size = 0
     try:
         try:
-            with await run_in_threadpool(path.open, "xb") as sink:
-                stream = request.stream()
-                while True:
-                    chunk = await asyncio.wait_for(anext(stream, None), idle_secs)
-                    if chunk is None:
-                        break
-                    size += len(chunk)
-                    if size > max_bytes:
-                        raise _too_large(max_bytes)
-                    digest.update(chunk)
-                    await run_in_threadpool(sink.write, chunk)
-                    touch()
+            size, digest = await _write_body(
+                request, path, max_bytes=max_bytes, idle_secs=idle_secs, touch=touch
+            )
         except (TimeoutError, asyncio.TimeoutError):
             raise Unavailable(
                 f"no byte arrived for {idle_secs:g} s: the transfer was dropped, send it again"
@@ -147,17 +136,46 @@ async def receive_file(
             raise Unavailable(
                 f"the body cannot be stored ({error.strerror}): free space on nimbus's disk"
             ) from error
-        if expected is not None and digest.hexdigest() != expected:
+        if expected is not None and digest != expected:
             raise InvalidRequest(
-                f"{size} bytes with SHA-256 {digest.hexdigest()} arrived, {expected} was "
-                "announced: "
+                f"{size} bytes with SHA-256 {digest} arrived, {expected} was announced: "
                 "the transfer was damaged, send it again"
             )
-        yield path, digest.hexdigest()
+        yield path, digest
     finally:
         # A read-only disk refuses even the removal of a file that does not exist.
         with suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+async def _write_body(
+    request: Request,
+    path: Path,
+    *,
+    max_bytes: int,
+    idle_secs: float,
+    touch: Callable[[], object],
+) -> tuple[int, str]:
+    """Write the body to a new file; return its size and its hash.
+
+    Raises ``TimeoutError`` after ``idle_secs`` without a byte, and :class:`InvalidRequest` for a
+    body of more than ``max_bytes``.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    with await run_in_threadpool(path.open, "xb") as sink:
+        stream = request.stream()
+        while True:
+            chunk = await asyncio.wait_for(anext(stream, None), idle_secs)
+            if chunk is None:
+                break
+            size += len(chunk)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            digest.update(chunk)
+            await run_in_threadpool(sink.write, chunk)
+            touch()
+    return size, digest.hexdigest()
 
 
 def _too_large(max_bytes: int) -> InvalidRequest:
