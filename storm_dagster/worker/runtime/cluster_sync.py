@@ -271,15 +271,20 @@ class ClusterSync:
             self.lease.grant(self._written.session_id)
             _log.info("the lease is held by session 0x%x", self._written.session_id)
         if not self._levels_known:
-            # Later changes come as requests; those from before this process started are stored in
-            # ZooKeeper.
-            levels = cluster.read_log_levels(spec.topology_id)
-            self.loop.post(lambda: self.loop.restore_levels(levels))
-            self._levels_known = True
+            self._restore_levels()
         placement = self._placement(view, own_tasks, live)
         active = base.status in _RUNNING
         self.loop.post(lambda: self.loop.place(placement, active))
         return owned != own_tasks
+
+    def _restore_levels(self) -> None:
+        """Read the levels of loggers that were set before this process started.
+
+        Later changes come as requests.
+        """
+        levels = self.cluster.read_log_levels(self.spec.topology_id)
+        self.loop.post(lambda: self.loop.restore_levels(levels))
+        self._levels_known = True
 
     def _placement(
         self, view: _View, own_tasks: frozenset[int], live: Mapping[Slot, WorkerNode]

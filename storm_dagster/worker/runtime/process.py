@@ -173,6 +173,32 @@ def run_worker(path: Path) -> int:
     return code
 
 
+def _state_dir(spec: WorkerSpec, conf: Mapping[str, Any]) -> Path:
+    """Folder of the state of tasks."""
+    if conf.get("topology.state.dir"):
+        return Path(conf["topology.state.dir"])
+    return Path(conf.get("storm.local.dir") or spec.home) / "state"
+
+
+def _heartbeat_thread(
+    spec: WorkerSpec, conf: Mapping[str, Any], loop: Loop, engine: NativeEngine
+) -> HeartbeatThread:
+    """The thread that writes the heartbeat, and watches for calls that take too long."""
+    blocked_secs = float(conf.get("worker.blocked.report.secs") or 5)
+    watchdog = Watchdog(
+        engine.shared, lambda: loop.passes, blocked_secs, lambda: list(engine.runners.values())
+    )
+    beat_secs = float(conf.get("worker.heartbeat.frequency.secs") or 1)
+    return HeartbeatThread(
+        Path(spec.heartbeat_path),
+        beat_secs,
+        lambda: loop.passes,
+        loop.status,
+        lambda: first_start_failure(list(engine.runners.values())),
+        watchdog.check,
+    )
+
+
 def _run(
     spec: WorkerSpec,
     conf: dict[str, Any],
@@ -188,9 +214,6 @@ def _run(
         if isinstance(handler.formatter, JsonFormatter):
             handler.formatter.add = lambda record: task_of(record, shared)
     shared.events.send = EventSender(spec, cluster, shared.events.on_response).send
-    state_dir = Path(
-        conf.get("topology.state.dir") or Path(conf.get("storm.local.dir") or spec.home) / "state"
-    )
     engine = NativeEngine(
         topology_id=spec.topology_id,
         spec=topology,
@@ -200,7 +223,7 @@ def _run(
         slot=Slot(spec.node, spec.port),
         host=spec.host,
         archive=spec.archive_root,
-        state_dir=state_dir,
+        state_dir=_state_dir(spec, conf),
         # Only of the cluster's conf: no other server that the topology's conf names gets the token.
         cluster_spark=ClusterSpark.of(spec.conf),
     )
@@ -210,19 +233,7 @@ def _run(
     shared.storage.publisher = sync.publish_opening
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    blocked_secs = float(conf.get("worker.blocked.report.secs") or 5)
-    watchdog = Watchdog(
-        shared, lambda: loop.passes, blocked_secs, lambda: list(engine.runners.values())
-    )
-    beat_secs = float(conf.get("worker.heartbeat.frequency.secs") or 1)
-    heartbeat = HeartbeatThread(
-        Path(spec.heartbeat_path),
-        beat_secs,
-        lambda: loop.passes,
-        loop.status,
-        lambda: first_start_failure(list(engine.runners.values())),
-        watchdog.check,
-    )
+    heartbeat = _heartbeat_thread(spec, conf, loop, engine)
     heartbeat.start()
     sync.start()
     # The objects so far live as long as the process: later collections leave them out.
