@@ -21,27 +21,23 @@ from storm_dagster.core.dataplane.keyed_state import (
     key_of,
 )
 from storm_dagster.core.dataplane.time_stamps import (
-    FutureStamp,
     date_of,
-    future_stamp,
     is_too_far_ahead,
 )
 from storm_dagster.core.dataplane.window_state import WAITS_METRIC, HeldTuple, window_shape
-from storm_dagster.core.dataplane.windowing import Windows
+from storm_dagster.core.dataplane.windowing import Pane, Windows
 from storm_dagster.host.waiting import Backoff
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.values import decode_value, encode_own, own_values
 from storm_dagster.worker.dataplane.named_values import namer_of
 from storm_dagster.worker.state.host import MAX_RETRY_SECS, StateTask
+from storm_dagster.worker.state.untimely_tuples import STAMP, UntimelyTuples
 from storm_dagster.worker.state.window_results import ResultTracker
 
 _log = logging.getLogger("storm_dagster.component")
 
-_STAMP = "topology.bolts.tuple.timestamp.field.name"
 _KEY = "topology.bolts.window.session.key"
-_LATE_LOG_MS = 10_000
-"""Pause between two log lines about late tuples."""
 _CONNECT_MS = 3000
 """Time in which the other workers reach a task that has started."""
 _PULSE_MS = 1000
@@ -89,7 +85,7 @@ class WindowDriver:
         self.runner = runner
         conf = runner.conf
         self.shape = window_shape(conf, f"bolt {runner.component!r}")
-        self._stamp_at = self._field_indices(conf.get(_STAMP)) if self.shape.event_time else {}
+        self._stamp_at = self._field_indices(conf.get(STAMP)) if self.shape.event_time else {}
         """Index of the time stamp by input; empty if the time of arrival counts."""
         self._key_at = self._field_indices(conf.get(_KEY)) if conf.get(_KEY) else {}
         """Index of the session's key by input; empty without one."""
@@ -115,9 +111,7 @@ class WindowDriver:
         self._listened_ms = 0
         """Clock of the silence of sources. It stops while they, or this task, are held or inactive.
         """
-        self._late_count = 0
-        self._late_logged_at = -_LATE_LOG_MS
-        self._future_count = 0
+        self._untimely = UntimelyTuples(runner, self.shape, self._add_results)
         self._waits_for = ""
         """Published reason why no window is due."""
         self._emitted: list[msgspec.Raw] | None = None
@@ -246,12 +240,12 @@ class WindowDriver:
         for tup, stamp, key, owner, item in staged:
             self._state.defer_ack(tup)
             if self.shape.event_time and is_too_far_ahead(stamp, now, self.shape.max_ahead_ms):
-                self._on_future(tup, stamp, now)
+                self._untimely.on_future(tup, stamp, now)
                 self.changed = True
                 continue
             entry = self.windows.add(tup, stamp, (tup.component, tup.stream, tup.task), key)
             if entry is None:
-                self._on_late(tup, stamp)
+                self._untimely.on_late(tup, stamp, self.windows.watermark)
             else:
                 raw = join_encoded([entry.stamp, item, encode_value(key, key), None])
                 self._added[entry.number] = (owner, raw)
@@ -260,53 +254,6 @@ class WindowDriver:
         # Only counted windows become due by a tuple; the others by time.
         if self.shape.slide_count is not None and not self.shape.event_time:
             self.evaluate()
-
-    def _on_future(self, tup: Tuple, stamp: int, now: int) -> None:
-        """Count and report a tuple from the future, which goes where late ones go."""
-        self._future_count += 1
-        self.runner.call_in_loop(lambda: self.runner.metric("future", self._future_count))
-        error = future_stamp(
-            stamp,
-            now,
-            self.shape.max_ahead_ms,
-            field=str(self.runner.conf.get(_STAMP)),
-            source=tup.component,
-        )
-        try:
-            # Raised for its place: all such errors are one group, whatever their stamps are.
-            raise error
-        except FutureStamp:
-            self.runner.report(error, "time stamp")
-        self._pass_to_late_stream(tup)
-
-    def _pass_to_late_stream(self, tup: Tuple) -> bool:
-        """Emit a tuple on the stream of late ones. False without such a stream."""
-        stream = self.shape.late_stream
-        if stream is None:
-            return False
-        values = encode_value([list(tup.values), tup.component, tup.stream], stream)
-        self._add_results([join_encoded([stream, values, None])])
-        return True
-
-    def _on_late(self, tup: Tuple, stamp: int) -> None:
-        """Count a late tuple, and pass it to the late stream, or drop it."""
-        self._late_count += 1
-        self.runner.call_in_loop(lambda: self.runner.metric("late", self._late_count))
-        if self._pass_to_late_stream(tup):
-            return
-        now = self.runner.shared.now_ms()
-        if now - self._late_logged_at >= _LATE_LOG_MS:
-            self._late_logged_at = now
-            _log.info(
-                "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and dropped, the %dth: %r",
-                self.runner.component,
-                self.runner.task_id,
-                tup.component,
-                stamp,
-                self.windows.watermark,
-                self._late_count,
-                tup.values,
-            )
 
     # -- windows -----------------------------------------------------------------------------------
 
@@ -389,21 +336,7 @@ class WindowDriver:
                 bolt._undo()
                 emitted = []
                 reported = []
-                if isinstance(error, SystemUnavailable):
-                    self.runner.system_wait.begin(error, "window")
-                    pause_secs = self.runner.system_wait.pause_secs() or 0.0
-                    self._retry_at = now + round(pause_secs * 1000)
-                    break
-                self.runner.system_wait.end("window")
-                self._tries += 1
-                given_up = bolt.window_tries is not None and self._tries >= bolt.window_tries
-                consequence = f": dropped with {len(pane.items)} tuples" if given_up else ""
-                self.runner.report(
-                    error,
-                    f"process_window (try {self._tries}, end {pane.end_ms}){consequence}",
-                )
-                if not given_up:
-                    self._retry_at = now + round(self._pauses_ms.next_pause())
+                if not self._give_up(error, pane, now):
                     break
             finally:
                 self._emitted = None
@@ -415,6 +348,29 @@ class WindowDriver:
             self._add_results(emitted)
             self._add_results(reported)
         self._end_tuples()
+
+    def _give_up(self, error: Exception, pane: Pane, now: int) -> bool:
+        """Report the error of a window, and set the time of its retry.
+
+        True if it had its last try. A window that waits for a system has any number of tries.
+        """
+        system_wait = self.runner.system_wait
+        if isinstance(error, SystemUnavailable):
+            system_wait.begin(error, "window")
+            pause_secs = system_wait.pause_secs() or 0.0
+            self._retry_at = now + round(pause_secs * 1000)
+            return False
+        system_wait.end("window")
+        self._tries += 1
+        max_tries = self.bolt.window_tries
+        is_last = max_tries is not None and self._tries >= max_tries
+        consequence = f": dropped with {len(pane.items)} tuples" if is_last else ""
+        self.runner.report(
+            error, f"process_window (try {self._tries}, end {pane.end_ms}){consequence}"
+        )
+        if not is_last:
+            self._retry_at = now + round(self._pauses_ms.next_pause())
+        return is_last
 
     def _end_tuples(self) -> None:
         """Remove the tuples that no window still needs from the state."""
