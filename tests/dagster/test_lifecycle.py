@@ -26,7 +26,7 @@ from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import decode_record, encode_record
 from storm_dagster.model.unreported import UnreportedEvents
 from storm_dagster.model.verbs import VERBS
-from storm_dagster.nimbus.dagster.client import run_document
+from storm_dagster.nimbus.dagster.run_documents import run_document
 from storm_dagster.operations.context import OperationsContext, Planner
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually

@@ -17,8 +17,8 @@ from storm_dagster.nimbus.dagster.client import (
     REPOSITORY,
     DagsterClient,
     location_problem,
-    run_document,
 )
+from storm_dagster.nimbus.dagster.run_documents import run_document
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.stage.dagster_webserver import DagsterServer

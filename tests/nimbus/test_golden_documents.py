@@ -17,7 +17,8 @@ import pytest
 
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.storm.cluster_pages import ClusterPages
-from storm_dagster.nimbus.http.storm.topology_pages import TopologyPages, visualization
+from storm_dagster.nimbus.http.storm.topology_pages import TopologyPages
+from storm_dagster.nimbus.http.storm.visualization import visualization
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION
