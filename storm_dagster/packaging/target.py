@@ -283,13 +283,18 @@ def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float)
             'or under if __name__ == "__main__"'
         )
     if not reply_path.is_file() or reply_path.stat().st_size > _MAX_REPLY:
-        end = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-        tail = output.read_bytes()[-2000:].decode("utf-8", "replace").strip()
-        message = f"target {target} could not be described: the interpreter {end}"
-        if tail:
-            message += f"; its last output: {tail}"
-        raise InvalidTopology(message)
+        raise _no_reply(target, code, output)
     return json.loads(reply_path.read_bytes())
+
+
+def _no_reply(target: Target, code: int, output: Path) -> InvalidTopology:
+    """The error of a child without a usable reply, with the end of its output."""
+    end = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+    message = f"target {target} could not be described: the interpreter {end}"
+    tail = output.read_bytes()[-2000:].decode("utf-8", "replace").strip()
+    if tail:
+        message += f"; its last output: {tail}"
+    return InvalidTopology(message)
 
 
 def describe_target(

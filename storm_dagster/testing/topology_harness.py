@@ -191,20 +191,19 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         self._waiting: list[tuple[str, list[Sequence[Any]]]] = []
         """(spout, tuples) of :meth:`give` that their spouts do not have yet."""
         spec = fuse(_with_recorder(spec, given or {}, replays), merged)
-        self.clock: SimulatedClock | None = SimulatedClock() if simulated else None
-        shells = [name for name, _, part in spec.components() if part.object.shell is not None]
-        if simulated and shells:
-            raise InvalidRequest(
-                f"component {shells[0]!r} is a program, which runs in real time: "
-                "run without simulated=True"
-            )
+        self.clock: SimulatedClock | None = None
+        epoch_secs: float | None = None
+        if simulated:
+            _refuse_programs(spec)
+            self.clock = SimulatedClock()
+            epoch_secs = (_START_MS if start_ms is None else start_ms) / 1000
         self.shared: Shared = Shared(
             conf=merged,
             owns=lambda: True,
             wake=lambda: None,
             report=self._report,
             clock=self.clock or time.monotonic,
-            epoch=(_START_MS if start_ms is None else start_ms) / 1000 if simulated else None,
+            epoch=epoch_secs,
         )
         self.shared.sliced = False
         # Without KeyboardInterrupt and the exceptions of test frameworks, which end the run.
@@ -433,6 +432,16 @@ def ignored_keys(conf: Mapping[str, Any], spec: TopologySpec) -> list[str]:
     except StormDagsterError:
         return []
     return warnings
+
+
+def _refuse_programs(spec: TopologySpec) -> None:
+    """Raise :class:`InvalidRequest` for a component that is a program: it runs in real time."""
+    for name, _, part in spec.components():
+        if part.object.shell is not None:
+            raise InvalidRequest(
+                f"component {name!r} is a program, which runs in real time: "
+                "run without simulated=True"
+            )
 
 
 def _with_recorder(

@@ -83,6 +83,12 @@ def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
         yield "ok", "no TLS, and every port is on loopback", ""
 
 
+def _version_of(status: bytes) -> tuple[int, ...] | None:
+    """The version in a server's response to ``srvr``; ``None`` without one."""
+    match = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", status)
+    return None if match is None else tuple(map(int, match.groups()))
+
+
 def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
     """Check version and access lists of each ZooKeeper server that responds."""
     from storm_dagster.zk.embedded import server_address, server_status
@@ -106,12 +112,11 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
             problem, _, remedy = error.message.partition(": ")
             yield "warning", problem, remedy
             continue
-        match = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", status)
-        if match is None:
+        version = _version_of(status)
+        if version is None:
             yield "ok", f"{server} shows no version: it is stopped, or does not answer srvr", ""
             continue
         answering.append(f"{address[0]}:{address[1]}")
-        version = tuple(map(int, match.groups()))
         if version < _SAFE_ZOOKEEPER:
             version_text = ".".join(map(str, version))
             yield (
