@@ -171,7 +171,7 @@ class CancelledSubmission(TopologyResult):
     step: str
     """Stage that had not ended, one of ``STAGES``."""
     started_secs: int
-    """Epoch seconds of its acceptance; 0: a former release wrote the record."""
+    """Epoch seconds of its acceptance; 0: an earlier release wrote the record."""
     run_id: str = ""
     """Its Dagster run; empty if its record and its staging name none."""
     handle: str = ""

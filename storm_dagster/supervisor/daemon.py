@@ -365,7 +365,7 @@ class Supervisor:
     def _offered_ports(self, healthy: bool) -> tuple[int, ...]:
         """Ports for new work: none on an unhealthy host, no free one on a full disk.
 
-        A supervisor that drains offers no free one either: a leader of a former release does not
+        A supervisor that drains offers no free one either: a leader of an earlier release does not
         know the field ``draining``, and must not place work here.
         """
         if not healthy or self._ends_workers:

@@ -105,7 +105,7 @@ class MemoryGuard:
         """
         if worker is None:
             return 0
-        # Placements of older releases name no size.
+        # Placements of earlier releases name no size.
         return worker.memory_bytes or int(self.conf["worker.memory.size"] or 0)
 
     def _set_limit(self, live: LiveWorker, limit: int) -> None:

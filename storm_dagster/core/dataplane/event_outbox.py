@@ -40,7 +40,7 @@ class ReportResponse:
     undefined: Mapping[str, str] = field(default_factory=dict)
     """Id of a taken event whose component does not declare its asset -> consequence and remedy.
 
-    A nimbus of a former release names events whose asset its Dagster does not define.
+    A nimbus of an earlier release names events whose asset its Dagster does not define.
     """
     problem: str | None = None
     """Reason why the other events are not taken yet."""

@@ -61,7 +61,7 @@ A waiting run occupies a process: longer delays are left to the leader and lifec
 _MAX_START_SECS = 60.0
 """Time in which restarted or replaced workers should run."""
 _MAX_RUN_SECS = 300.0
-"""Longest wait for the other run in which a leader of a former release executes the verb."""
+"""Longest wait for the other run in which a leader of an earlier release executes the verb."""
 MAX_QUEUED_SECS = 30.0
 """Time in which that other run may be queued."""
 
@@ -89,7 +89,7 @@ class _VerbRun:
     def request_from_leader(self) -> LifecycleResult:
         """Request the verb from the leader; the topology afterwards.
 
-        A leader of a former release launches a run of the same job. This call waits for that run,
+        A leader of an earlier release launches a run of the same job. This call waits for that run,
         for five minutes; :class:`Unavailable` if it stays in the queue that this run occupies.
         """
         view = self.ops.cluster.load_view()
@@ -130,7 +130,7 @@ class _VerbRun:
         )
 
     def _refuse_full_queue(self) -> Callable[[Mapping[str, Any]], None]:
-        """A check of the run that a leader of a former release launched.
+        """A check of the run that a leader of an earlier release launched.
 
         It raises :class:`Unavailable` if that run stays queued in the queue of this run, because it
         may be waiting for the place of this run.
@@ -155,8 +155,8 @@ class _VerbRun:
     def execute(self) -> LifecycleResult | UpgradeResult:
         """Execute the verb by the leader, or here if a leader launched this run.
 
-        A leader of a former release launches runs that execute the verb, tagged with the request. A
-        request to it would launch another run.
+        A leader of an earlier release launches runs that execute the verb, tagged with the request.
+        A request to it would launch another run.
         """
         if self.verb.executed_by == "run" or _request_of(self.context) is not None:
             return self.operate()
@@ -429,7 +429,7 @@ def _request_of(context: dg.OpExecutionContext) -> str | None:
 
 
 def _done_by_former_leader(context: dg.OpExecutionContext, ops: OperationsContext) -> bool:
-    """True if a leader of a former release has executed this run's request itself.
+    """True if a leader of an earlier release has executed this run's request itself.
 
     A second execution may undo a later change.
     """
@@ -451,7 +451,7 @@ def _perform(
 ) -> None:
     """Execute the verb in its run, wait for the effect, and report it.
 
-    ``handle`` is given for a verb that brings code. No effect if a leader of a former release has
+    ``handle`` is given for a verb that brings code. No effect if a leader of an earlier release has
     executed the request already.
     """
     began = time.monotonic()

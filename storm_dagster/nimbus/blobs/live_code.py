@@ -38,7 +38,7 @@ def check_code_unchanged(
             record = cluster.read_upgrade(topology_id).record
             if record is not None:
                 running = record.code.get(key)
-    # Records of an older release name no hash: then the stored content is the code.
+    # Records of an earlier release name no hash: then the stored content is the code.
     expected = running or stored
     if expected is not None and sha256 != expected:
         raise Conflict(

@@ -61,7 +61,7 @@ The user does not expect an older change now.
 """
 _FORMER_PREFIX = "upload."
 _FORMER_SUFFIX = ".pending"
-"""Begin and end of the keys of the blobs in which the previous release stored accepted submissions.
+"""Begin and end of the keys of the blobs in which the release before stored accepted submissions.
 """
 
 
@@ -87,7 +87,7 @@ class AcceptedOperations:
         self._next: dict[str, float] = {}
         """Key -> boot clock of the next lookup of its run."""
         self._problems: dict[str, str] = {}
-        """Key of an operation, or of a former release's blob -> logged reason of its wait."""
+        """Key of an operation, or of an earlier release's blob -> logged reason of its wait."""
 
     def run(self, ended: threading.Event) -> None:
         """Maintain the records until ``ended``."""
@@ -328,7 +328,7 @@ class AcceptedOperations:
         return True
 
     def _adopt_former(self, ctx: OperationsContext, epoch: int) -> set[str]:
-        """Make records of submissions that a leader of the previous release accepted.
+        """Make records of submissions that a leader of the release before accepted.
 
         That leader accepted them by Thrift and stored them as blobs ``upload.<handle>.pending``.
         Each is deleted once its record is stored, or if it is damaged. Return the keys of all that

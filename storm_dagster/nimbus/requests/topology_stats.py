@@ -64,7 +64,7 @@ class TopologyStats:
             )
             answer = None
         now = time.monotonic()
-        # One that fails at once makes no page wait. One of an older release does not answer a
+        # One that fails at once makes no page wait. One of an earlier release does not answer a
         # request for a history.
         if answer is None and history is None and now - started >= _ANSWER_SECS:
             _log.info("the topology master of %s does not answer", topology.id, extra=extra)

@@ -83,7 +83,7 @@ def plan_request(
         disturbs
         or request.workers != topology.base.workers
         or request.executors != topology.base.executors
-        # After a gray upgrade that a leader of a former release completed.
+        # After a gray upgrade that a leader of an earlier release completed.
         or with_base_conf(topology.base, base_fields) is not topology.base
     )
     (to_place,) = batch.topologies

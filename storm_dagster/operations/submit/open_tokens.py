@@ -26,7 +26,7 @@ class StartingTopology:
     name: str
     token: str
     started_secs: int
-    """Epoch seconds at which its submission was accepted; 0: a former release wrote the record."""
+    """Epoch seconds of the submission's acceptance; 0: an earlier release wrote the record."""
     owner: str = ""
     """User who submits it; empty in a cluster without authentication."""
 

@@ -471,14 +471,14 @@ def read_placement(ctx: OperationsContext, token: str) -> StagedPlacement:
     key = staging_key(token, "placement")
     raw = _read(ctx, token, "placement")
     document = decode_json(raw, key)
-    # Each record has ``v``; the documents of a former release did not.
+    # Each record has ``v``; the documents of an earlier release did not.
     if isinstance(document, dict) and "v" not in document:
         return _former_placement(document, key)
     return decode_record(StagedPlacement, raw, key)
 
 
 def _former_placement(document: Mapping[str, Any], key: str) -> StagedPlacement:
-    """Decode a placement of a former release, whose workers list their task ids."""
+    """Decode a placement of an earlier release, whose workers list their task ids."""
     try:
         fields = document["result"]
         placements = [

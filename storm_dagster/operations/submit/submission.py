@@ -102,7 +102,7 @@ class _Source(NamedTuple):
     former_code_dir: str
     """Code of the replaced topology whose conf was read; empty: not checked."""
     submitted_keys: tuple[str, ...] | None
-    """Conf keys of the submission; ``None``: a former release staged it."""
+    """Conf keys of the submission; ``None``: an earlier release staged it."""
     named: tuple[str, ...]
     """Sizes that the call names."""
     warnings: tuple[str, ...] = ()
@@ -214,7 +214,7 @@ def _write_parts(
 ) -> None:
     """Stage the parts of stage 1, and note the token as the newest of the name."""
     document = conf
-    # Without the keys a former release staged the conf, which names them already.
+    # Without the keys an earlier release staged the conf, which names them already.
     if record.submitted_keys is not None:
         document = stored_document(conf, record.submitted_keys)
     staging.write_part(ctx, token, "conf", document)

@@ -91,7 +91,7 @@ class ReportedEvent(NamedTuple):
     def to_document(self) -> dict[str, Any]:
         """The event in a request.
 
-        A nimbus of a former release ignores component and task.
+        A nimbus of an earlier release ignores component and task.
         """
         document: dict[str, Any] = msgspec.to_builtins(self.event)
         return {**document, "component": self.component, "task": self.task}
@@ -369,9 +369,9 @@ class EventSender:
         return ReportResponse(
             stored=frozenset(document["stored"]),
             refused=dict(document["refused"]),
-            # A nimbus of an older release does not look for the asset.
+            # A nimbus of an earlier release does not look for the asset.
             undefined=dict(document.get("undefined", {})),
             problem=document["problem"],
-            # A nimbus of a former release has no event log.
+            # A nimbus of an earlier release has no event log.
             full=bool(document.get("full", False)),
         )

@@ -35,7 +35,7 @@ _MIN_REPORTED_LOAD = 0.05
 _NONE = ""
 """Stands for no component in the list of full ones, for peers of the release before, too."""
 _ALL = "*"
-"""All components, from a peer of an older release, which does not name components."""
+"""All components, from a peer of an earlier release, which does not name components."""
 
 
 class _Request(NamedTuple):
