@@ -151,7 +151,8 @@ class Bolt(Component):
         if not is_list or not all(isinstance(path, str) for path in declared):
             raise InvalidTopology(
                 f"{cls.__name__}.assets must be a list of keys of Dagster assets, such as "
-                f"['lake/clicks'], got {declared!r:.100}: rename an attribute that is not such a list"
+                f"['lake/clicks'], got {declared!r:.100}: rename an attribute that is not such a "
+                "list"
             )
         if declared:
             metadata = dict.fromkeys(declared)

@@ -76,7 +76,7 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
 
 
 def _instance_of(document: Any) -> dict[str, Any]:
-    """The instance in Dagster's response; ``KeyError`` or ``TypeError`` if it is not as expected."""
+    """The instance in a response; ``KeyError`` or ``TypeError`` if it is not as expected."""
     runs = document["data"]["runsOrError"]
     if runs["__typename"] != "Runs":
         raise KeyError(runs)

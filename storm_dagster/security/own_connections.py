@@ -22,8 +22,8 @@ def connections_to(port: int) -> Iterator[list[socket.socket]]:
     """The connections of this process to servers at that port, at any address.
 
     They are duplicates, which are closed after the block: a ``shutdown`` ends the connection, a
-    ``close`` does not. Other blocks of this process wait for its end. Empty where the system does not
-    list the open files of a process.
+    ``close`` does not. Other blocks of this process wait for its end. Empty where the system does
+    not list the open files of a process.
     """
     with _one_at_a_time, contextlib.ExitStack() as open_links:
         links: list[socket.socket] = []

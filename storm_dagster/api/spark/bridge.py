@@ -277,7 +277,7 @@ class BatchEndpoint:
         self.host: str = self._listener.address[0]
         self.port: int = int(self._listener.address[1])
         self._condition = threading.Condition()
-        """Guards the open batch and the unknown connections; notified when a thread may continue."""
+        """Guards the open batch and unknown connections; notified when a thread may continue."""
         self._batch: _OpenBatch | None = None
         self._unknown: dict[Connection, bool] = {}
         """Connections that have not authenticated, the oldest first; the values are true."""

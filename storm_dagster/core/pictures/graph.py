@@ -144,7 +144,7 @@ def _rate(edge: DrawnEdge, points: Sequence[Point]) -> str:
 
 
 def _share_bar(x: float, y: float, share: float, state: str) -> list[str]:
-    """A bar with its left end at ``x``, whose part ``share`` (0 to 1) has the color of the state."""
+    """A bar from ``x`` on, whose part ``share`` (0 to 1) has the color of the state."""
     room = WIDTH - 70
     _, color = _FILLS[state]
     return [
