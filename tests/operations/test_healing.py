@@ -69,6 +69,13 @@ def assignment_of(world: World, topology_id: str) -> Any:
     return world.cluster.load_view().topologies[topology_id].assignment
 
 
+def lose_first_worker(world: World, topology_id: str) -> None:
+    """The host of the first worker is gone: its supervisor and this worker."""
+    worker = assignment_of(world, topology_id).workers[0]
+    world.cluster.state.delete_node(paths.supervisor(worker.node))
+    world.stop_worker(topology_id, *worker.slot)
+
+
 def test_a_lost_host_is_placed_elsewhere_at_once(world: World) -> None:
     topology_id, observer = started(world)
     old = assignment_of(world, topology_id)
@@ -244,9 +251,7 @@ def test_the_local_planner_steps_in_when_spark_is_out_of_reach(world: World) -> 
         raise Unavailable("Spark is out of reach")
 
     topology_id, observer = started(world)
-    worker = assignment_of(world, topology_id).workers[0]
-    world.cluster.state.delete_node(paths.supervisor(worker.node))
-    world.stop_worker(topology_id, *worker.slot)
+    lose_first_worker(world, topology_id)
     (cause,) = observer.poll().causes
     (report,) = reassign(world.context(planner=planner), [cause])
     assert (report.status, report.planner) == ("assigned", "python")
@@ -269,9 +274,7 @@ def test_what_finds_no_slot_fails_with_the_reason_and_stays(world: World) -> Non
 
 def test_a_deposed_leader_reassigns_nothing(world: World) -> None:
     topology_id, observer = started(world)
-    worker = assignment_of(world, topology_id).workers[0]
-    world.cluster.state.delete_node(paths.supervisor(worker.node))
-    world.stop_worker(topology_id, *worker.slot)
+    lose_first_worker(world, topology_id)
     causes = observer.poll().causes
     old = world.context(epoch=world.context().current_epoch())
     world.lead("127.0.0.1:6628")
@@ -283,9 +286,7 @@ def test_a_deposed_leader_reassigns_nothing(world: World) -> None:
 
 def test_topologies_that_went_or_are_going_are_left_alone(world: World) -> None:
     topology_id, observer = started(world)
-    worker = assignment_of(world, topology_id).workers[0]
-    world.cluster.state.delete_node(paths.supervisor(worker.node))
-    world.stop_worker(topology_id, *worker.slot)
+    lose_first_worker(world, topology_id)
     (cause,) = observer.poll().causes
     lifecycle.kill(world.context(), "wc", 60)
     assert observer.poll().causes == ()
@@ -368,9 +369,7 @@ def test_dead_tasks_are_healed_in_every_status_but_the_last(
         update={"status": status, "previous_status": "ACTIVE", "delay_secs": 600}
     )
     world.cluster.state.set_data(paths.topology(topology_id), encode_record(base))
-    worker = assignment_of(world, topology_id).workers[0]
-    world.cluster.state.delete_node(paths.supervisor(worker.node))
-    world.stop_worker(topology_id, *worker.slot)
+    lose_first_worker(world, topology_id)
     causes = observer.poll().causes
     if status == "KILLED":
         assert causes == ()
@@ -403,9 +402,7 @@ def test_reasons_that_cannot_be_stored_keep_nothing_from_being_placed(
         return stored(store, key, *args, **options)
 
     monkeypatch.setattr(LocalBlobStore, "put", put)
-    worker = assignment_of(world, topology_id).workers[0]
-    world.cluster.state.delete_node(paths.supervisor(worker.node))
-    world.stop_worker(topology_id, *worker.slot)
+    lose_first_worker(world, topology_id)
     before = json.loads(world.blobs.read(placement_key(topology_id)))
     (report,) = reassign(world.context(), observer.poll().causes)
     assert report.status == "assigned"
