@@ -24,7 +24,7 @@ from storm_rigs.stage.builder import Stage
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.liveness.detection import LivenessLimits
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.defs.healing import heartbeat_sensor, sensor_watch
 from storm_dagster.model import paths
 from storm_dagster.model.conf import default_conf

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from storm_dagster.blobstore.store import BlobStore, ReplicatedStore
-from storm_dagster.core.liveness.detection import LivenessLimits
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.submission.conf import submitted_keys_in, total_conf

@@ -20,7 +20,7 @@ from storm_dagster.core.liveness.causes import (
     StartingWorker,
     TopologyMemory,
 )
-from storm_dagster.core.liveness.detection import LivenessLimits
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.liveness.step import (
     HealingSettings,
     HealingState,

@@ -13,7 +13,8 @@ from msgspec import UNSET
 from msgspec.structs import replace as replaced
 
 from storm_dagster.core.liveness.causes import Cause, LivenessMemory, due_attempts
-from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.core.liveness.detection import observe
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.reassignment import (
     Runnable,
     assignment_of,

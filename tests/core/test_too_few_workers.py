@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.liveness.causes import SPREAD_PAUSE_SECS, Cause
-from storm_dagster.core.liveness.detection import LivenessLimits
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.reassignment import (
     Runnable,

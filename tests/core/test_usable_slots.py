@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.liveness.causes import LivenessMemory
-from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.core.liveness.detection import observe
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.reassignment import Runnable, monitor_batch, new_batch
 from storm_dagster.core.scheduling.free_slots import slots_beyond
 from storm_dagster.core.scheduling.obstacles import closed_hosts, isolation_warnings, slot_limits

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.core.liveness.detection import observe
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.liveness.retries import DAY_SECS, TopologyAttempts, permit_attempt
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.reassignment import (

@@ -13,7 +13,8 @@ import pytest
 
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.liveness.causes import Cause, LivenessMemory
-from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.core.liveness.detection import observe
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, Unavailable

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.liveness.causes import Cause, LivenessMemory
-from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.core.liveness.detection import observe
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest

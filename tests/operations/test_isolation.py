@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.liveness.causes import LivenessMemory
-from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.core.liveness.detection import observe
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.operations.live.blacklist import change_blacklist

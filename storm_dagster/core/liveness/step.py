@@ -20,7 +20,8 @@ from storm_dagster.core.liveness.causes import (
     LivenessMemory,
     due_attempts,
 )
-from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
+from storm_dagster.core.liveness.detection import LivenessResult, observe
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.liveness.pause import SeenPause, note_pause, pause_text
 from storm_dagster.core.liveness.retries import (
     Outlook,

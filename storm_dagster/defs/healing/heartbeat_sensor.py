@@ -17,7 +17,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult
+from storm_dagster.core.liveness.detection import LivenessResult
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.liveness.pause import waiting_text
 from storm_dagster.core.liveness.retries import Outlook
 from storm_dagster.core.liveness.step import HealingSettings, healing_step

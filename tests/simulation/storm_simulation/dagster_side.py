@@ -14,7 +14,7 @@ import dagster as dg
 
 from storm_dagster.client.blobs import NimbusBlobClient
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.liveness.detection import LivenessLimits
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import DueMemory

@@ -11,7 +11,8 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.core.liveness.detection import observe
+from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory, recoveries, restarts
 from storm_dagster.defs.observe.sensors import cluster_events
 from storm_dagster.model import paths
