@@ -24,10 +24,10 @@ from storm_dagster.model.placement import PlacementBatch, PlacementResult, Topol
 from storm_dagster.model.records import HEALING, Assignment
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable
+from storm_dagster.operations.planning import write_reasons
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.continuing import continue_under_leaders
-from storm_dagster.operations.submit.publishing import write_reasons
 from storm_dagster.operations.transactions import (
     ReplyLost,
     append_assignment,

@@ -61,10 +61,10 @@ from storm_dagster.operations.live.spout_pause import (
     wait_for_delay,
     wait_until_idle,
 )
+from storm_dagster.operations.planning import write_reasons
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.continuing import continue_under_leaders
-from storm_dagster.operations.submit.publishing import write_reasons
 from storm_dagster.operations.transactions import (
     ReplyLost,
     announce,

@@ -15,7 +15,7 @@ from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.rebalance_request import PendingRebalance
-from storm_dagster.operations.submit.publishing import plan_or_raise
+from storm_dagster.operations.planning import plan_or_raise
 
 Placed = tuple[PlacementBatch, PlacementResult]
 """Input and result of the planner."""
