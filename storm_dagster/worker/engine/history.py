@@ -1,6 +1,6 @@
 """History of a topology in its master.
 
-It has the current rates, and rings of figures for an hour and a day. Figures come from the counters
+It has the current rates, and rings of metrics for an hour and a day. Metrics come from the counters
 that workers report anyway, as differences over the last ten seconds of each worker's own clock. The
 rings end with the process of the topology master: a picture of them has a gap then.
 """
@@ -43,7 +43,8 @@ _MAX_STARTS = 99
 """Remembered restarts of a slot; each further one pushes out the oldest."""
 _NONE = (0,) * 7
 """Counters of a task that has just started. Compared by identity, too."""
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
+"""Metrics of a task, a component or the topology, by :data:`COLUMNS` and further names."""
 
 
 class _Mark(NamedTuple):
@@ -131,8 +132,8 @@ class TopologyHistory:
         self._ends: dict[bool, int] = {}
         """Key of ``_RINGS`` -> number of the interval since 1970 in which the last row was added.
         """
-        self._sums: dict[str, list[Figures]] = {}
-        """Component -> its figures since the last row of the day's ring."""
+        self._sums: dict[str, list[Metrics]] = {}
+        """Component -> its metrics since the last row of the day's ring."""
 
     def receive(self, key: str, report: WorkerReport, now: float) -> None:
         """Take the counters of the worker in slot ``key``."""
@@ -165,15 +166,15 @@ class TopologyHistory:
         """
         return sum(1 for at in self._starts.get(key, ()) if now - at < 600.0)
 
-    def flow(self, now: float) -> Figures:
-        """Return the current figures.
+    def flow(self, now: float) -> Metrics:
+        """Return the current metrics.
 
-        ``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate",
-        "busy"}}, "edges": {id: {input: rate}}, "cpu": {slot: cores}, "parts": {id: figures that
+        ``{"components": {id: metrics by column, and "lag_rate"}, "tasks": {id: {"rate",
+        "busy"}}, "edges": {id: {input: rate}}, "cpu": {slot: cores}, "parts": {id: metrics that
         are not rounded, with "buckets"}}``. Workers without a recent report are left out.
         """
-        parts: dict[str, Figures] = {}
-        tasks: dict[str, Figures] = {}
+        parts: dict[str, Metrics] = {}
+        tasks: dict[str, Metrics] = {}
         edges: dict[str, dict[str, float]] = {}
         cpu: dict[str, float] = {}
         for slot, marks in self._marks.items():
@@ -192,9 +193,9 @@ class TopologyHistory:
                 part = parts.setdefault(component, _empty())
                 more = _new_samples(buckets, old.buckets.get(component, {}))
                 part["buckets"] = sum_buckets([part["buckets"], more])
-        components: dict[str, Figures] = {}
+        components: dict[str, Metrics] = {}
         for name, part in parts.items():
-            components[name] = {**_rounded_figures(part), "lag_rate": self._lag_rate(name)}
+            components[name] = {**_rounded_metrics(part), "lag_rate": self._lag_rate(name)}
         rounded_edges: dict[str, dict[str, float]] = {}
         for name, rates in edges.items():
             rounded_edges[name] = {key: _round(rate) for key, rate in rates.items()}
@@ -207,17 +208,17 @@ class TopologyHistory:
         }
 
     def summary(self) -> dict[str, float]:
-        """Return figures of the topology's newest row; any thread."""
+        """Return metrics of the topology's newest row; any thread."""
         ring = self._rows.get(("", False))
         newest = dict(zip(COLUMNS, ring[-1][1:], strict=True)) if ring else {}
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name in ("rate", "failed", "p95_ms", "capacity", "lag"):
             if newest.get(name) is not None:
-                figures[name] = newest[name]
+                metrics[name] = newest[name]
         lag_rate = self._lag_rate("")
         if lag_rate is not None:
-            figures["lag_rate"] = lag_rate
-        return figures
+            metrics["lag_rate"] = lag_rate
+        return metrics
 
     def trend(self) -> str:
         """Return the rates of the last hour; any thread. Empty before the first row.
@@ -263,7 +264,7 @@ class TopologyHistory:
         """
         if self._ends.get(False) == int(epoch_secs // 10):
             return
-        parts: dict[str, Figures] = self.flow(now)["parts"]
+        parts: dict[str, Metrics] = self.flow(now)["parts"]
         chosen = {name: parts[name] for name in sorted(parts)[:_MAX_COMPONENTS]}
         chosen[""] = _whole(parts, spouts)
         for name, part in chosen.items():
@@ -278,13 +279,13 @@ class TopologyHistory:
             self._ends[True] = interval
             self._sums = {}
 
-    def _add(self, component: str, day: bool, epoch_secs: float, part: Figures) -> None:
+    def _add(self, component: str, day: bool, epoch_secs: float, part: Metrics) -> None:
         """Add a row to a ring; the oldest row of a full ring is dropped."""
-        figures = _rounded_figures(part)
+        metrics = _rounded_metrics(part)
         if (component, day) not in self._rows and len(self._rows) > 4 * _MAX_COMPONENTS:
             return  # A peer invents names.
         ring = self._rows.setdefault((component, day), deque(maxlen=_RINGS[day][1]))
-        ring.append([int(epoch_secs), *(figures[name] for name in COLUMNS)])
+        ring.append([int(epoch_secs), *(metrics[name] for name in COLUMNS)])
 
     def rows(self, query: HistoryQuery) -> dict[str, Any]:
         """Return the rows of a component or of the topology.
@@ -299,7 +300,7 @@ class TopologyHistory:
         }
 
 
-def _add_task(part: Figures, task: str, old: _Mark, new: _Mark) -> Figures:
+def _add_task(part: Metrics, task: str, old: _Mark, new: _Mark) -> Metrics:
     """Add the rates of a task to ``part``, those of its component.
 
     Returns the task's own ``{"rate", "busy"}``.
@@ -354,23 +355,23 @@ def _new_samples(buckets: Buckets, former: Buckets) -> Buckets:
     }
 
 
-def _empty() -> Figures:
-    """Figures of no task; ``lag`` is ``None`` until a task reports it."""
+def _empty() -> Metrics:
+    """Metrics of no task; ``lag`` is ``None`` until a task reports it."""
     return {**dict.fromkeys(COLUMNS, 0.0), "lag": None, "buckets": {}}
 
 
-def _rounded_figures(part: Figures) -> Figures:
-    """Figures by column, rounded, with percentiles of the latency."""
+def _rounded_metrics(part: Metrics) -> Metrics:
+    """Metrics by column, rounded, with percentiles of the latency."""
     latency = percentiles(part["buckets"])
-    figures: Figures = {}
+    metrics: Metrics = {}
     for name in COLUMNS:
         number = latency.get(name) if name.endswith("_ms") else part[name]
-        figures[name] = None if number is None else _round(number)
-    return figures
+        metrics[name] = None if number is None else _round(number)
+    return metrics
 
 
-def _whole(parts: Mapping[str, Figures], spouts: Collection[str]) -> Figures:
-    """Figures of the topology.
+def _whole(parts: Mapping[str, Metrics], spouts: Collection[str]) -> Metrics:
+    """Metrics of the topology.
 
     Rates, acks, failures and latency are those of its spouts; ``capacity`` and ``held`` are those
     of the worst component; ``waiting`` and ``lag`` are sums.
@@ -387,12 +388,12 @@ def _whole(parts: Mapping[str, Figures], spouts: Collection[str]) -> Figures:
     return topology
 
 
-def _mean(parts: list[Figures]) -> Figures:
+def _mean(parts: list[Metrics]) -> Metrics:
     """Means over time; the lag is the newest one.
 
     The latency has all samples: a mean of percentiles is not a percentile.
     """
-    mean: Figures = {}
+    mean: Metrics = {}
     for name in COLUMNS:
         mean[name] = sum(part[name] or 0.0 for part in parts) / len(parts)
     mean["lag"] = parts[-1]["lag"]
