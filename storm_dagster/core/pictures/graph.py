@@ -143,7 +143,7 @@ def _rate(edge: DrawnEdge, points: Sequence[Point]) -> str:
     )
 
 
-def _share_bar(x: float, y: float, share: float, state: str) -> list[str]:
+def _share_bar(x: float, y: float, share: float, state: State) -> list[str]:
     """A bar from ``x`` on, whose part ``share`` (0 to 1) has the color of the state."""
     room = WIDTH - 70
     _, color = _FILLS[state]
