@@ -3,7 +3,6 @@
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -19,6 +18,7 @@ from storm_dagster.core.authorization import Caller, is_admin
 from storm_dagster.core.event_log import EventSource
 from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.http.authentication import groups_of
+from storm_dagster.model.bounded_map import BoundedMap
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.names import code_key, conf_key
 from storm_dagster.model.topology import decode_topology
@@ -61,7 +61,7 @@ class EventAssets:
         self._nimbus = nimbus
         self._lock = Lock()
         """Guards the declarations."""
-        self._declarations: OrderedDict[str, DeclaredAssets] = OrderedDict()
+        self._declarations: BoundedMap[str, DeclaredAssets] = BoundedMap(_MAX_CODES)
         """Prefix of blob keys of a code -> its declarations, the last used one last."""
         self._warned: TimeCacheMap[str, set[tuple[str, ...]]] = TimeCacheMap(
             _WARNING_SECS, now=time.monotonic(), limit=_MAX_TOPOLOGIES
@@ -153,15 +153,14 @@ class EventAssets:
     def of_code(self, topology_id: str, code_dir: str) -> DeclaredAssets:
         """Declarations of a stored code; :class:`Unavailable` if it cannot be read now."""
         with self._lock:
-            declared = self._declarations.get(code_dir)
+            declared = self._declarations.pop(code_dir, None)
             if declared is not None:
-                self._declarations.move_to_end(code_dir)
+                # As the newest entry it is dropped last.
+                self._declarations[code_dir] = declared
                 return declared
         declared = self._read(topology_id, code_dir)
         with self._lock:
             self._declarations[code_dir] = declared
-            while len(self._declarations) > _MAX_CODES:
-                self._declarations.popitem(last=False)
         return declared
 
     def _read(self, topology_id: str, code_dir: str) -> DeclaredAssets:
