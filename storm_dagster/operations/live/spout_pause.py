@@ -123,7 +123,7 @@ def killed_meanwhile(topology_id: str) -> NotAlive:
 def _has_nothing_under_way(worker: Mapping[str, Any]) -> bool:
     """True if the spouts of the worker pause, and no tuple waits and no tree is open."""
     system = worker.get("system") or {}
-    # With "active", its spouts have not heard yet that they pause. A worker of an earlier release
+    # With "active", its spouts have not heard yet that they pause. A worker of a former release
     # does not say it.
     return not any(system.get(key) for key in ("waiting_tuples", "open_trees", "active"))
 
