@@ -186,9 +186,7 @@ class ClusterSync:
             interval = max(0.1, min(1.0, session.lease().negotiated_ms / 5000.0))
             pause = interval
             try:
-                # No request before one is due: the pings of the session keep the lease.
-                due = time.monotonic() - self._refreshed >= (_BLOCKED_SECS if blocked else poll)
-                if self._stale.is_set() or due or not self.lease.granted:
+                if self._must_refresh(_BLOCKED_SECS if blocked else poll):
                     self._stale.clear()
                     blocked = self._refresh()
                     self._refreshed = time.monotonic()
@@ -200,15 +198,12 @@ class ClusterSync:
                 self._write_beats()
                 refused_at = None
             except Misconfigured as error:
-                refused_at = time.monotonic() if refused_at is None else refused_at
                 self._stale.set()
                 pause = 1.0
+                if refused_at is None:
+                    refused_at = time.monotonic()
                 if time.monotonic() - refused_at >= _REFUSED_SECS:
-                    # The cluster's secret was changed: with its new user, the supervisor's next
-                    # worker may do all this.
-                    _log.error("this worker ends, its supervisor starts another: %s", error.message)
-                    self._stopping = True
-                    self.loop.stop()
+                    self._end_refused(error)
             except Unavailable as error:
                 _log.debug("ZooKeeper: %s", error)
                 self._stale.set()
@@ -222,6 +217,23 @@ class ClusterSync:
                 _log.exception("syncing with ZooKeeper failed and is retried")
                 self._stale.set()
                 pause = 1.0
+
+    def _must_refresh(self, poll_secs: float) -> bool:
+        """True after a change, without a lease, and if the last refresh is ``poll_secs`` old.
+
+        No request is made before: the pings of the session keep the lease.
+        """
+        is_due = time.monotonic() - self._refreshed >= poll_secs
+        return self._stale.is_set() or is_due or not self.lease.granted
+
+    def _end_refused(self, error: Misconfigured) -> None:
+        """End this worker, whose requests ZooKeeper refuses since the cluster's secret changed.
+
+        With its new user, the supervisor's next worker may make them.
+        """
+        _log.error("this worker ends, its supervisor starts another: %s", error.message)
+        self._stopping = True
+        self.loop.stop()
 
     def _refresh(self) -> bool:
         """Reconcile owned tasks, node and placement with the assignment.
