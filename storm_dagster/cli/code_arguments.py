@@ -3,24 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from storm_dagster.cli.options import Invocation
-from storm_dagster.model.conf import Conf, parse_assignments, yaml_problem
+from storm_dagster.model.conf import Conf, parse_assignments
 from storm_dagster.model.conf_layers import LayerName, overlay
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.yaml_text import load_yaml
 
 
 def _conf_file(path: Path) -> dict[str, Any]:
     """Read the map of a YAML or JSON file."""
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise InvalidRequest(
-            f"--conf-file {path} is not valid YAML: {yaml_problem(error)}"
-        ) from None
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--conf-file {path} cannot be read: {error}") from None
+    try:
+        loaded = load_yaml(text)
+    except ValueError as error:
+        raise InvalidRequest(f"--conf-file {path} is not valid YAML: {error}") from None
     if not isinstance(loaded, dict | None):
         raise InvalidRequest(
             f"{path}: the conf must be a map of keys to values, got {type(loaded).__name__}"

@@ -1,12 +1,9 @@
 """Loader of the cluster conf from the files of a host."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from storm_dagster.host.files import read_private_file
 from storm_dagster.model.conf import (
@@ -15,9 +12,9 @@ from storm_dagster.model.conf import (
     ClusterConf,
     Conf,
     default_conf,
-    yaml_problem,
 )
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.yaml_text import load_yaml
 
 CONF_FILE = "storm.yaml"
 PARTS_FOLDER = "storm.d"
@@ -52,10 +49,12 @@ def conf_files(folder: Path) -> list[Path]:
     """Conf files of a folder, in the order in which they are merged.
 
     ``storm.yaml`` is first, if it exists, then ``storm.d/*.yaml`` by their names. Hidden files are
-    left out: Kubernetes keeps the content of a volume in folders with such names.
+    left out: Kubernetes keeps the content of a volume in folders with such names. A ``storm.yaml``
+    that is no file is one of them, so that its reader refuses it: a container engine makes a folder
+    where the file that is mounted there does not exist.
     """
     paths: list[Path] = []
-    if (folder / CONF_FILE).is_file():
+    if _exists(folder / CONF_FILE):
         paths.append(folder / CONF_FILE)
     paths += (path for path in _parts(folder) if path.suffix == ".yaml")
     return paths
@@ -64,8 +63,7 @@ def conf_files(folder: Path) -> list[Path]:
 def _parts(folder: Path) -> Iterator[Path]:
     """Entries of ``storm.d`` by their names, without hidden ones; none without that folder."""
     parts_folder = folder / PARTS_FOLDER
-    # Perhaps the folder of the conf does not exist either, and its path may lead through a file.
-    if not os.path.lexists(parts_folder):
+    if not _exists(parts_folder):
         return
     try:
         entries = sorted(parts_folder.iterdir())
@@ -79,12 +77,29 @@ def _parts(folder: Path) -> Iterator[Path]:
             yield entry
 
 
+def _exists(path: Path) -> bool:
+    """True if the path is there, also as a link to nothing.
+
+    :class:`InvalidRequest` if its folder may not be searched: the conf would seem to be empty.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        # Perhaps the folder of the conf does not exist either, and its path may lead through a file.
+        return False
+    except OSError as error:
+        raise InvalidRequest(
+            f"{path} cannot be read ({error.strerror}): let this user search the folder {path.parent}"
+        ) from None
+    return True
+
+
 def _ignored_parts(folder: Path) -> list[str]:
     """Warnings about files of ``storm.d`` whose names look like those of conf files."""
     return [
         f"{path} is not read: conf files end with .yaml"
         for path in _parts(folder)
-        if path.suffix in (".yml", ".json")
+        if path.suffix != ".yaml" and path.suffix.lower() in (".yaml", ".yml", ".json")
     ]
 
 
@@ -94,13 +109,17 @@ def _read(path: Path) -> Any:
     A file with a secret must be closed to other users.
     """
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path} is not valid YAML: {yaml_problem(error)}") from None
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{path} is not valid YAML: it is not UTF-8") from None
     except OSError as error:
         raise InvalidRequest(
             f"{path} cannot be read ({error.strerror}): correct it or remove it"
         ) from None
+    try:
+        loaded = load_yaml(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is not valid YAML: {error}") from None
     if isinstance(loaded, dict) and any(loaded.get(key) for key in SECRET_KEYS):
         read_private_file(path, "the conf file with secrets")
     return {} if loaded is None else loaded

@@ -6,18 +6,18 @@ conf is laid over it.
 """
 
 import functools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import yaml
-
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.removed_keys import take_removed_keys
 from storm_dagster.model.strategies import STRATEGIES
 from storm_dagster.model.tables import load_table
+from storm_dagster.model.yaml_text import load_yaml
 
 HIDDEN = "*****"
 """Replacement of a secret wherever a conf is shown."""
@@ -121,15 +121,6 @@ def _mask_list(items: Sequence[Any]) -> list[Any]:
     return masked
 
 
-def yaml_problem(error: Exception) -> str:
-    """Problem of a YAML text and its place, without the text itself."""
-    problem = getattr(error, "problem", None) or type(error).__name__
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return str(problem)
-    return f"{problem} in line {mark.line + 1}, column {mark.column + 1}"
-
-
 OWNED_PREFIXES = ("topology.", "storm.", "nimbus.", "supervisor.", "worker.")
 """An unknown key below these is a mistake; all other prefixes belong to the user."""
 
@@ -161,7 +152,7 @@ class ConfKey:
 
 _KINDS: dict[Kind, tuple[str, Any]] = {
     "int": ("an integer", int),
-    "number": ("a number", int | float),
+    "number": ("a finite number", int | float),
     "bool": ("true or false", bool),
     "str": ("a string", str),
     "path": ("a path", str),
@@ -182,6 +173,9 @@ def _is_kind(kind: Kind, value: Any) -> bool:
     _, types = _KINDS[kind]
     if kind == "bool" or not isinstance(value, types):
         return False
+    if kind == "number":
+        # A time that is NaN or infinite would never pass.
+        return math.isfinite(value)
     if kind == "map":
         return all(isinstance(key, str) for key in value)
     inner_kind = _INNER.get(kind)
@@ -365,10 +359,10 @@ def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[s
                 "write it into storm.yaml, or use storm.secret.file"
             )
         try:
-            conf[key.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            conf[key.strip()] = load_yaml(text)
+        except ValueError as error:
             raise InvalidRequest(
-                f"{source} {key.strip()}: the value is not valid YAML: {yaml_problem(error)}"
+                f"{source} {key.strip()}: the value is not valid YAML: {error}"
             ) from None
     return conf
 

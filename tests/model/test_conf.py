@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import get_args
@@ -70,6 +71,8 @@ def test_other_prefixes_belong_to_the_user() -> None:
         ("topology.scheduler.strategy", "clever"),
         ("nimbus.http.port", 70_000),
         ("topology.metric.sample.rate", 1.5),
+        ("supervisor.drain.secs", math.nan),
+        ("supervisor.drain.secs", math.inf),
     ],
 )
 def test_values_of_a_wrong_type_or_size(key: str, value: object) -> None:
@@ -87,7 +90,7 @@ def test_assignments_from_the_command_line_are_yaml_values() -> None:
     assert parse_assignments(["a=3", "b=x", "c=[1, 2]", "d=true", "e="]) == {
         "a": 3, "b": "x", "c": [1, 2], "d": True, "e": None,
     }  # fmt: skip
-    for wrong in ("a", "=3", "a=[", "a=!!python/object/apply:os.system ['x']"):
+    for wrong in ("a", "=3", "a=[", "a=!!python/object/apply:os.system ['x']", "a=2026-02-30"):
         with pytest.raises(InvalidRequest):
             parse_assignments([wrong])
 

@@ -85,6 +85,9 @@ def test_another_ending_is_a_warning(parts: Path) -> None:
     assert conf["topology.workers"] == 4
     (warning,) = conf.warnings
     assert str(parts / "more.yml") in warning and ".yaml" in warning
+    (parts / "more.yml").rename(parts / "MORE.YAML")
+    (warning,) = load_cluster_conf(parts.parent).warnings
+    assert "MORE.YAML" in warning
 
 
 def test_the_conf_of_home_is_not_given_on_a_command_line(parts: Path) -> None:
@@ -100,6 +103,10 @@ def test_the_conf_of_home_is_not_given_on_a_command_line(parts: Path) -> None:
 
 BROKEN: dict[str, Callable[[Path], object]] = {
     "no YAML": lambda path: path.write_text("storm.secret: [planted\n"),
+    "no date": lambda path: path.write_text("a: 2026-02-30 # planted\n"),
+    "no number": lambda path: path.write_text("a: 0b_\n"),
+    "endless lists": lambda path: path.write_text(f"a: {'[' * 5000}{']' * 5000}\n"),
+    "a character that YAML does not allow": lambda path: path.write_text("a: \0planted\n"),
     "no text": lambda path: path.write_bytes(b"\xff\xfe"),
     "no map": lambda path: path.write_text("- topology.workers\n"),
     "an unknown key": lambda path: path.write_text("topology.wrokers: 3\n"),
@@ -117,6 +124,27 @@ def test_a_broken_part_stops_the_start_with_one_line(parts: Path, kind: str) -> 
         load_cluster_conf(parts.parent)
     assert str(path) in refused.value.message and "\n" not in refused.value.message
     assert "planted" not in refused.value.message
+
+
+def test_a_conf_file_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    """A container engine makes a folder where the file that it mounts does not exist."""
+    path = tmp_path / "storm.yaml"
+    path.mkdir()
+    with pytest.raises(InvalidRequest, match=r"storm\.yaml cannot be read .*directory"):
+        load_cluster_conf(tmp_path)
+    path.rmdir()
+    path.symlink_to("missing")
+    with pytest.raises(InvalidRequest, match=r"storm\.yaml cannot be read .*No such file"):
+        load_cluster_conf(tmp_path)
+
+
+def test_a_conf_folder_that_cannot_be_searched_is_not_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "conf"
+    folder.symlink_to(folder)
+    with pytest.raises(
+        InvalidRequest, match=r"conf/storm\.yaml cannot be read .*search the folder"
+    ):
+        load_cluster_conf(folder)
 
 
 def test_a_part_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
