@@ -32,6 +32,8 @@ def cgroup_mounts(root: Path = _ROOT) -> list[CgroupMount]:
         if kind not in ("cgroup", "cgroup2"):
             continue
         fields = mount.split()
+        if len(fields) < 5 or not source_and_options.strip():
+            raise ValueError(f"mountinfo has a line of an unknown form: {line!r:.200}")
         options = source_and_options.split()[-1].split(",")
         version = 2 if kind == "cgroup2" else 1
         top = _plain(fields[3])

@@ -165,9 +165,14 @@ def _read_cpu_limit(file: Path) -> float | None:
 
 
 def _read_memory_limit(file: Path) -> float | None:
-    """Memory limit of a cgroup in bytes. In version 1, a huge number stands for no limit."""
+    """Memory limit of a cgroup in bytes.
+
+    In version 1, a huge number stands for no limit, and -1 where the kernel is a sandbox's.
+    """
     text = file.read_text(encoding="ascii").strip()
-    return None if text == "max" else float(int(text))
+    if text == "max" or int(text) < 0:
+        return None
+    return float(int(text))
 
 
 _CPU = _LimitFile("cpu", ("cpu.cfs_quota_us", "cpu.max"), _read_cpu_limit)

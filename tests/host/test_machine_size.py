@@ -100,6 +100,12 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
     assert not cpus(root).problem and not memory.problem and not memory.is_limited
 
 
+def test_a_negative_memory_limit_is_none(tmp_path: Path) -> None:
+    files = {"memory/memory.limit_in_bytes": "-1"}
+    memory = memory_bytes(machine(tmp_path, V1.format(top="/"), "4:memory:/\n", files))
+    assert memory.source == MACHINE and memory.amount > 64 * MIB
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [("", "empty"), ("fast 100000", "invalid literal"), ("100000 0", "a period of 0 us")],
@@ -121,6 +127,12 @@ def test_a_machine_without_readable_cgroups_counts_as_a_whole(tmp_path: Path) ->
     size = memory_bytes(tmp_path)
     assert size.source == MACHINE and size.amount > 0
     assert "mountinfo" in size.problem and "the machine counts" in size.problem
+
+
+@pytest.mark.parametrize("line", ["x - cgroup2 y z\n", "30 24 0:26 / /sys - cgroup2\n"])
+def test_a_list_of_mounts_of_an_unknown_form_is_a_problem(tmp_path: Path, line: str) -> None:
+    size = cpus(machine(tmp_path, line, "0::/\n", {}))
+    assert size.source in (MACHINE, "CPU affinity") and "unknown form" in size.problem
 
 
 # -- a real kernel ---------------------------------------------------------------------------------
