@@ -78,7 +78,8 @@ def zookeeper_payload(conf: Any) -> str | None:
 
     They are ``storm.zookeeper.auth.payload``, else a line derived from each secret, then those of
     ``storm.zookeeper.auth.file``. The user of the first line owns the nodes that this process
-    creates; it authenticates with all lines.
+    creates; it authenticates with all lines. :class:`InvalidRequest` if the file alone has to name
+    a user and is empty: the nodes would be open to every user of ZooKeeper.
     """
     payload = conf.get("storm.zookeeper.auth.payload")
     if payload:
@@ -88,6 +89,11 @@ def zookeeper_payload(conf: Any) -> str | None:
     if file:
         text = read_private_file(Path(file).expanduser(), "storm.zookeeper.auth.file")
         lines += text.splitlines()
+        if not lines:
+            raise InvalidRequest(
+                f"storm.zookeeper.auth.file {file} is empty: write a line user:password into it, or "
+                "remove the key"
+            )
     return "\n".join(lines) or None
 
 

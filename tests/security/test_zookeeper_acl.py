@@ -93,6 +93,18 @@ def test_a_secret_alone_gives_a_user(
     assert zookeeper_payload({"storm.secret": SECRET, "storm.zookeeper.auth.payload": USER}) == USER
 
 
+def test_an_empty_file_of_users_leaves_no_node_open(tmp_path: Path) -> None:
+    file = tmp_path / "users"
+    file.touch(mode=0o600)
+    file.write_text("\n")
+    conf = {"storm.zookeeper.auth.file": str(file)}
+    with pytest.raises(InvalidRequest, match="users is empty: write a line user:password"):
+        zookeeper_payload(conf)
+    # A user of a secret remains when the last other one was removed from the file.
+    alone = zookeeper_payload({"storm.secret": SECRET})
+    assert zookeeper_payload({**conf, "storm.secret": SECRET}) == alone
+
+
 def test_an_existing_tree_is_closed_and_follows_the_secret(
     tmp_path: Path, zk_conf: dict[str, Any]
 ) -> None:
