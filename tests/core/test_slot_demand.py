@@ -74,5 +74,13 @@ def test_workers_that_would_stay_empty_are_not_wanted() -> None:
     ]
 
 
+def test_a_topology_master_that_is_alone_wants_a_worker_of_its_own() -> None:
+    assert demand(2, "1-2", "3-4", "5") == [
+        SlotDemand("t", requested=3, assigned=3, has_unplaced=False)
+    ]
+    # With a slot less, the demand does not shrink.
+    assert demand(2, "1-4", "5") == [SlotDemand("t", requested=3, assigned=2, has_unplaced=False)]
+
+
 def test_a_killed_topology_wants_nothing() -> None:
     assert demand(3, "1-5", status="KILLED") == []

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from storm_dagster.core.scheduling.units import worker_count
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.view import ClusterView, TopologyView
 
@@ -13,7 +14,9 @@ class SlotDemand:
     name: str
     """Name of the topology."""
     requested: int
-    """Workers that it requests: as many as it can use, without one for the topology master."""
+    """Workers that it requests, as many as it can use, and one for a topology master that is
+    alone.
+    """
     assigned: int
     """Slots of its assignment."""
     has_unplaced: bool
@@ -31,17 +34,36 @@ def slot_demands(view: ClusterView) -> list[SlotDemand]:
 
 def _demand_of(topology: TopologyView) -> SlotDemand:
     base = topology.base
-    # More workers than executors stay empty.
     executors = sum(
         count for component, count in base.executors.items() if component != TOPOLOGY_MASTER
     )
+    requested = base.workers
+    if executors:
+        # More workers than executors stay empty.
+        requested, _ = worker_count(base.workers, executors, _is_master_alone(topology))
     placed: set[int] = set()
     for worker in topology.workers:
         placed.update(worker.ids)
     tasks = topology.tasks.component_of().keys() if topology.tasks is not None else ()
     return SlotDemand(
         name=base.name,
-        requested=min(base.workers, executors) if executors else base.workers,
+        requested=requested,
         assigned=len(topology.workers),
         has_unplaced=not placed.issuperset(tasks),
     )
+
+
+def _is_master_alone(topology: TopologyView) -> bool | None:
+    """True if a worker has the topology master alone; ``None`` if it has no slot.
+
+    The view has no conf of the topology, which decides it; its placement shows the decision.
+    """
+    if topology.tasks is None:
+        return None
+    components = topology.tasks.component_of()
+    masters = {task for task, name in components.items() if name == TOPOLOGY_MASTER}
+    for worker in topology.workers:
+        tasks = {*worker.ids}
+        if tasks & masters:
+            return tasks <= masters
+    return None
