@@ -76,6 +76,8 @@ class ClusterLink:
         """True while this supervisor drains and so does every other one."""
         self.drain_obstacles = ""
         """Reasons why workers cannot leave this supervisor, which drains; empty without any."""
+        self._drain_written_at: float | None = None
+        """Monotonic time of the first record that names the drain; ``None`` before."""
         self._obstacles_read_at: float | None = None
         """Monotonic time of their last read, at first of the begin of the drain."""
         self._cluster: StormClusterState | None = None
@@ -149,6 +151,16 @@ class ClusterLink:
         if silent_secs > self._beat_secs + _LATE_BEAT_SECS:
             return [f"the record of this supervisor was not written for {silent_secs:.0f} s"]
         return []
+
+    @property
+    def drain_known_secs(self) -> float | None:
+        """Seconds from the first record that names the drain to the newest read of assignments.
+
+        ``None`` before that record. From any thread.
+        """
+        if self._drain_written_at is None:
+            return None
+        return self._read_at - self._drain_written_at
 
     def request_heartbeat(self) -> None:
         """Write a changed heartbeat record before it is due."""
@@ -245,6 +257,8 @@ class ClusterLink:
             self._assignments_changed.is_set()
             or bool(self._changed)
             or time.monotonic() - self._read_at >= _READ_SECS
+            # The end of a drain depends on a read that is newer than its record.
+            or info.draining
         )
         beating = self._beat_due(cluster, info)
         if reading or beating:
@@ -464,6 +478,8 @@ class ClusterLink:
         self._beat_at = time.monotonic()
         self._beat_passes = passes
         self._count += 1
+        if info.draining and self._drain_written_at is None:
+            self._drain_written_at = time.monotonic()
 
     def _write_report(
         self, cluster: StormClusterState, topology_id: str, port: int, text: str, when: int

@@ -38,6 +38,7 @@ class DrainWatch:
             max_secs=self.max_secs,
             used_ports=table.used_ports(),
             has_read=link.desired is not None,
+            known_secs=link.drain_known_secs,
             alone_secs=0.0 if self._alone_since is None else now - self._alone_since,
             is_hurried=is_hurried,
         )

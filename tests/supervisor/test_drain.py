@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.slots.drain import ALONE_SECS, DrainState, end_of_drain
+from storm_dagster.core.slots.drain import (
+    ALONE_SECS,
+    KNOWN_SECS,
+    MAX_UNKNOWN_SECS,
+    DrainState,
+    end_of_drain,
+)
 from storm_dagster.supervisor.drain_watch import DrainWatch
 from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.blob_server import BlobServer
@@ -148,6 +154,45 @@ def test_a_drain_waits_for_its_limit_while_a_host_may_take_work() -> None:
     assert at_the_limit is not None and "slots 6900, 6902 were not moved" in at_the_limit
 
 
+def empty(seconds: float, known_secs: float | None, *, is_hurried: bool = False) -> str | None:
+    """End of a drain whose slots are empty."""
+    return end_of_drain(
+        DrainState(
+            seconds=seconds,
+            max_secs=120,
+            used_ports=(),
+            has_read=True,
+            known_secs=known_secs,
+            is_hurried=is_hurried,
+        )
+    )
+
+
+def test_empty_slots_end_a_drain_once_no_placement_can_fill_them() -> None:
+    assert empty(1, None) is None, "nimbus does not know of the drain"
+    assert empty(60, KNOWN_SECS / 2) is None, "a move was perhaps planned before"
+    assert empty(3, KNOWN_SECS) == "all slots are empty after 3.0 s"
+    # ZooKeeper is away, a second signal came, or the limit is reached: nothing is waited for.
+    assert empty(MAX_UNKNOWN_SECS, None) is not None
+    assert empty(0.1, None, is_hurried=True) is not None
+    assert empty(120, 0.0) is not None
+
+
+def test_work_that_comes_right_after_the_signal_is_moved_as_well(rig: SupervisorRig) -> None:
+    """The leader moved it here from another host that drains, before it read of this drain."""
+    process = rig.supervisor(supervisor__on__term="drain")
+    rig.code("wc-1-1")
+    eventually(lambda: rig.info() is not None, what="the supervisor")
+    process.terminate()
+    eventually(lambda: drains(rig), what="the record of the drain")
+    rig.assign("wc-1-1", 6900)
+    eventually(lambda: rig.running(), what="the worker")
+    assert process.poll() is None
+    rig.assign("wc-1-1", 6900, node="another")
+    assert ended(process) == 0
+    assert "the drain is over: all slots are empty after" in rig.log()
+
+
 def test_a_cluster_that_is_stopped_as_a_whole_is_not_waited_for() -> None:
     state = DrainState(
         seconds=20, max_secs=120, used_ports=(6900,), has_read=True, alone_secs=ALONE_SECS
@@ -159,7 +204,9 @@ def test_a_cluster_that_is_stopped_as_a_whole_is_not_waited_for() -> None:
 def test_what_a_drain_waits_for_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     obstacles = "wc (6900): no slot is free for it on another host"
-    link: Any = SimpleNamespace(all_drain=False, drain_obstacles=obstacles, desired=object())
+    link: Any = SimpleNamespace(
+        all_drain=False, drain_obstacles=obstacles, desired=object(), drain_known_secs=0.0
+    )
     table: Any = SimpleNamespace(used_ports=lambda: (6900,))
     watch = DrainWatch(began=100.0, max_secs=120.0)
     for now in (110.0, 110.25):
