@@ -40,6 +40,8 @@ class AnsweringWorkers:
         """Port -> version of the assignment that its worker applies; without an entry the first."""
         self.open_trees = 0
         """Of each worker."""
+        self.asked: set[int] = set()
+        """Ports of the workers that were asked."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._answer, daemon=True)
         self._thread.start()
@@ -56,6 +58,7 @@ class AnsweringWorkers:
                 router.send_multipart([sender, json.dumps(document).encode()])
 
     def _worker(self, port: int) -> dict[str, Any]:
+        self.asked.add(port)
         system = {"open_trees": self.open_trees, "waiting_tuples": 0, "active": 0}
         return {"version": self.versions.get(port, 0), "system": system}
 
@@ -148,6 +151,25 @@ def test_a_drain_moves_tasks_when_no_tuple_is_under_way(
         assert world.assignment() == before and not moving.done()
         workers.open_trees = 0
         workers.versions = dict.fromkeys(workers.ports, 2**31)
+        moving.result(patience(20))
+    assert {worker.node for worker in world.assignment().workers} == {"s1"}
+    assert world.named().base.status == "ACTIVE"
+
+
+def test_a_drain_does_not_wait_for_tuples_of_a_lost_worker(
+    world: World, workers: AnsweringWorkers, topology_id: str
+) -> None:
+    """A container is killed while it drains: the trees of its tuples only time out."""
+    workers.open_trees = 1
+    workers.versions = dict.fromkeys(workers.ports, 2**31)
+    before = world.assignment()
+    lost = next(worker for worker in before.workers if worker.node == "s2")
+    ctx = world.context(monotonic=lambda: 0.0)
+    with ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(_drain, ctx, world)
+        eventually(lambda: len(workers.asked) == 2, what="a poll of both workers")
+        assert world.assignment() == before and not moving.done()
+        world.stop_worker(topology_id, lost.node, lost.port)
         moving.result(patience(20))
     assert {worker.node for worker in world.assignment().workers} == {"s1"}
     assert world.named().base.status == "ACTIVE"

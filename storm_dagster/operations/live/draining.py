@@ -45,7 +45,8 @@ def move_off_draining(ctx: OperationsContext, name: str) -> RebalanceResult:
     topology = topology_by_name(ctx.cluster.load_view(), name)
     if topology.base.status == "REBALANCING" and _is_move_pending(ctx, topology.id):
         timeout_secs = float(message_timeout_secs(load_runnable(ctx, topology).conf))
-        wait_until_idle(ctx, topology.id, min(timeout_secs, MAX_IDLE_SECS))
+        max_secs = min(timeout_secs, MAX_IDLE_SECS)
+        wait_until_idle(ctx, topology.id, max_secs, except_lost=True)
         return finish_rebalance(ctx, topology.id)
     return rebalance(ctx, name, drains=True)
 

@@ -181,7 +181,8 @@ class _Rebalance:
         if report.outcome != "waiting" or (report.delay_secs and not self.waits_for_delay):
             return report
         if self.drains and report.delay_secs:
-            wait_until_idle(ctx, report.topology_id, report.delay_secs - ABANDONED_SECS)
+            max_secs = report.delay_secs - ABANDONED_SECS
+            wait_until_idle(ctx, report.topology_id, max_secs, except_lost=True)
         else:
             wait_for_delay(ctx, report.topology_id, report.delay_secs)
         self.planned_on = PlannedOn(report.topology_id, None)

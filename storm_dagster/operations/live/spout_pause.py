@@ -10,6 +10,7 @@ from typing import Any
 
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.records import WorkerSlot
+from storm_dagster.model.slot import Slot
 from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.worker_requests import WorkerLinks, ask_worker
@@ -39,12 +40,18 @@ _PARALLEL_REQUESTS = 16
 """Workers that are polled at the same time."""
 
 
-def wait_until_idle(ctx: OperationsContext, topology_id: str, max_secs: float) -> bool:
+def wait_until_idle(
+    ctx: OperationsContext, topology_id: str, max_secs: float, *, except_lost: bool = False
+) -> bool:
     """Wait until no tuple of the topology is under way, at most ``max_secs``; false if some are.
 
-    Its spouts have to pause. It ends early if the topology loses its assignment.
+    Its spouts have to pause. It ends early if the topology loses its assignment. With
+    ``except_lost``, open trees are not waited for from the loss of a worker on: those of its tuples
+    are never acked, and would keep the spouts paused until they time out.
     """
     links = WorkerLinks.of(ctx.conf)
+    accepts = _has_nothing_under_way
+    tokens: dict[Slot, str] = {}
     began = ctx.monotonic()
     idle_polls = 0
     while ctx.monotonic() - began < max_secs:
@@ -56,8 +63,11 @@ def wait_until_idle(ctx: OperationsContext, topology_id: str, max_secs: float) -
             continue
         if topology is None or topology.assignment is None:
             break
+        if except_lost and _has_lost_worker(topology, tokens):
+            # For the rest of the wait: a worker that was started again has not its former tuples.
+            accepts = _has_no_tuple_waiting
         # Two polls in a row: a tuple between two workers is in neither of their answers.
-        if _workers_answer(topology, links, _has_nothing_under_way):
+        if _workers_answer(topology, links, accepts):
             idle_polls += 1
         else:
             idle_polls = 0
@@ -123,9 +133,29 @@ def killed_meanwhile(topology_id: str) -> NotAlive:
 def _has_nothing_under_way(worker: Mapping[str, Any]) -> bool:
     """True if the spouts of the worker pause, and no tuple waits and no tree is open."""
     system = worker.get("system") or {}
+    return not system.get("open_trees") and _has_no_tuple_waiting(worker)
+
+
+def _has_no_tuple_waiting(worker: Mapping[str, Any]) -> bool:
+    """True if the spouts of the worker pause, and no tuple waits; trees may be open."""
+    system = worker.get("system") or {}
     # With "active", its spouts have not heard yet that they pause. A worker of a former release
     # does not say it.
-    return not any(system.get(key) for key in ("waiting_tuples", "open_trees", "active"))
+    return not system.get("waiting_tuples") and not system.get("active")
+
+
+def _has_lost_worker(topology: TopologyView, tokens: dict[Slot, str]) -> bool:
+    """True if a worker has ended that was alive before; one that starts is not lost.
+
+    ``tokens`` are the start tokens of the workers that were seen alive; new ones are added.
+    """
+    live_workers = topology.live_workers
+    for slot, token in tokens.items():
+        node = live_workers.get(slot)
+        if node is None or node.token != token:
+            return True
+    tokens.update({slot: node.token for slot, node in live_workers.items()})
+    return False
 
 
 def _workers_answer(
