@@ -22,6 +22,7 @@ from storm_dagster.core.upgrade.machine import SlotRun
 from storm_dagster.host.capacity import load_capacity
 from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.host.files import hold_folder, probe_writing
+from storm_dagster.host.orphans import reap_orphans
 from storm_dagster.host.processes import RunFile
 from storm_dagster.host.requirements import require_linux
 from storm_dagster.http.probes import LoopPasses
@@ -53,7 +54,7 @@ from storm_dagster.supervisor.upgrades import Upgrades
 _log = logging.getLogger(__name__)
 
 _TIDY_SECS = 10.0
-"""Interval of removing unused code, testing the disk and starting spares."""
+"""Interval of removing unused code and orphans, testing the disk and starting spares."""
 _MAX_REASON = 300
 """Characters of the reason why slots are withdrawn."""
 _LOGS_SECS = 3600.0
@@ -474,7 +475,8 @@ class Supervisor:
         self._wake.set()
 
     def _tidy(self) -> None:
-        """Remove unused code and old logs."""
+        """Remove unused code, old logs and dead orphans."""
+        reap_orphans()
         if self._link.desired is not None:
             # Not before the cluster was read: until then, used code is not known.
             for code_dir in self._localizer.remove_unused(self.table.used_code):
