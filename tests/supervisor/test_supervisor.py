@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -498,6 +499,20 @@ def test_a_supervisor_id_in_use_and_bad_ports_are_refused(
     assert "names 6900 twice" in rig.log("s2")
 
 
+@pytest.fixture
+def copied(rig: SupervisorRig, tmp_path: Path) -> Iterator[Callable[[], SupervisorRig]]:
+    """Makes a :func:`copy_of` the HOME, whose supervisors and workers end with the test."""
+    twins: list[SupervisorRig] = []
+
+    def copy() -> SupervisorRig:
+        twins.append(copy_of(rig, tmp_path))
+        return twins[-1]
+
+    yield copy
+    for twin in twins:
+        twin.stop()
+
+
 def copy_of(rig: SupervisorRig, tmp_path: Path) -> SupervisorRig:
     """Another HOME with what is in this one, but for what tests read."""
     twin = SupervisorRig(
@@ -512,7 +527,7 @@ def copy_of(rig: SupervisorRig, tmp_path: Path) -> SupervisorRig:
 
 
 def test_a_supervisor_with_a_copied_home_ends_no_original_worker(
-    rig: SupervisorRig, tmp_path: Path
+    rig: SupervisorRig, copied: Callable[[], SupervisorRig]
 ) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
@@ -524,7 +539,7 @@ def test_a_supervisor_with_a_copied_home_ends_no_original_worker(
         what="the worker in the state on disk",
         ignore=(OSError,),
     )
-    twin = copy_of(rig, tmp_path)
+    twin = copied()
     # It sees no heartbeat of that worker.
     twin.supervisor(supervisor__worker__timeout__secs=1)
     eventually(
@@ -542,7 +557,7 @@ def test_a_supervisor_with_a_copied_home_ends_no_original_worker(
 
 
 def test_a_supervisor_id_used_elsewhere_is_refused_until_it_ends(
-    rig: SupervisorRig, tmp_path: Path
+    rig: SupervisorRig, copied: Callable[[], SupervisorRig]
 ) -> None:
     """A copied HOME, or the same ``--id`` on another host: whoever is there first keeps the id and
     its workers.
@@ -552,7 +567,7 @@ def test_a_supervisor_id_used_elsewhere_is_refused_until_it_ends(
     first = rig.supervisor()
     eventually(lambda: 6900 in rig.running(), what="the worker")
     before = eventually(rig.info, what="the first one's record")
-    twin = copy_of(rig, tmp_path)
+    twin = copied()
     twin.supervisor()
     eventually(
         lambda: "a supervisor with id 's1' lives already" in twin.log(),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.host.processes import RunFile, start_ticks
+import psutil
+
+from storm_dagster.host.processes import start_ticks
 from storm_dagster.model.records import Assignment, SupervisorInfo, WorkerSlot
 from storm_dagster.testing.waiting import patience
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -53,14 +55,12 @@ class SupervisorRig:
         for process in self.started:
             process.kill()
             process.wait(timeout=patience(60))
-        for start in self.starts():
-            arguments = Path(f"/proc/{start['pid']}/cmdline")
-            if arguments.exists() and str(self.home).encode() in arguments.read_bytes():
-                os.kill(start["pid"], signal.SIGKILL)
-        # A supervisor's end is not its workers' end.
-        for record in RunFile.read_all(self.home):
-            if record.role == "worker" and record.alive():
-                os.kill(record.pid, signal.SIGKILL)
+        # A supervisor's end is not its workers' end. They are found by the path of their file: one
+        # that was started a moment ago has written nothing yet.
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if any(f"{self.home}/" in argument for argument in process.cmdline()):
+                    process.kill()
 
     def supervisor(
         self,
