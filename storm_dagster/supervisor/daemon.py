@@ -36,11 +36,7 @@ from storm_dagster.supervisor.drain_watch import DrainWatch
 from storm_dagster.supervisor.health import HealthCheck
 from storm_dagster.supervisor.host_measurements import HostMeasurements
 from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs
-from storm_dagster.supervisor.launcher import (
-    Launcher,
-    heartbeat_path,
-    log_path,
-)
+from storm_dagster.supervisor.launcher import Launcher, heartbeat_path, log_path
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile
 from storm_dagster.supervisor.localizer import Localizer
