@@ -16,7 +16,7 @@ def drain_obstacles(view: ClusterView, supervisor_id: str) -> str:
     texts: list[str] = []
     for topology in sorted(view.topologies.values(), key=lambda topology: topology.base.name):
         ports = sorted(worker.port for worker in topology.workers if worker.node == supervisor_id)
-        if not ports or topology.base.status == "KILLED":
+        if not ports:
             continue
         reason = _obstacle(view, topology)
         if reason:
@@ -32,6 +32,10 @@ def _obstacle(view: ClusterView, topology: TopologyView) -> str:
     """Reason why no worker of the topology can move now; empty without one."""
     if topology.base.status in ("UPGRADING", "ROLLBACK"):
         return "its gray upgrade has not ended"
+    if topology.base.status == "REBALANCING":
+        return "its rebalance has not ended"
+    if topology.base.status == "KILLED":
+        return "it is being killed, and its delay has not passed"
     if usable_slots(view, placing=[topology.id]).count < 1:
         return "no slot is free for it on another host"
     return ""

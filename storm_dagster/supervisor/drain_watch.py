@@ -46,12 +46,12 @@ class DrainWatch:
 
     def _log_obstacles(self, now: float) -> None:
         if not self._logged:
-            _log.info("the drain continues: every topology finds a slot on another host")
+            _log.info("the drain continues: every topology can leave this host")
             return
         remaining_secs = max(0.0, self._began + self.max_secs - now)
         _log.warning(
-            "the drain waits at most %.0f s longer (supervisor.drain.secs): %s; start a supervisor "
-            "on another host, or the tasks run elsewhere once this host is gone",
+            "the drain waits at most %.0f s longer (supervisor.drain.secs): %s; if slots are short, "
+            "start a supervisor on another host; the tasks run elsewhere once this host is gone",
             remaining_secs,
             self._logged,
         )

@@ -217,9 +217,7 @@ def test_what_a_drain_waits_for_is_logged_once(caplog: pytest.LogCaptureFixture)
     )
     link.drain_obstacles = ""
     assert watch.end(120.0, table, link, is_hurried=False) is None
-    assert caplog.messages[1:] == [
-        "the drain continues: every topology finds a slot on another host"
-    ]
+    assert caplog.messages[1:] == ["the drain continues: every topology can leave this host"]
     link.all_drain = True
     assert watch.end(121.0, table, link, is_hurried=False) is None
     reason = watch.end(121.0 + ALONE_SECS, table, link, is_hurried=False)
