@@ -85,11 +85,12 @@ def _exists(path: Path) -> bool:
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        # Perhaps the folder of the conf does not exist either, and its path may lead through a file.
+        # Perhaps the folder of the conf does not exist, and its path may lead through a file.
         return False
     except OSError as error:
         raise InvalidRequest(
-            f"{path} cannot be read ({error.strerror}): let this user search the folder {path.parent}"
+            f"{path} cannot be read ({error.strerror}): let this user search the folder "
+            f"{path.parent}"
         ) from None
     return True
 

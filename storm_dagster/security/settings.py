@@ -91,8 +91,8 @@ def zookeeper_payload(conf: Any) -> str | None:
         lines += text.splitlines()
         if not lines:
             raise InvalidRequest(
-                f"storm.zookeeper.auth.file {file} is empty: write a line user:password into it, or "
-                "remove the key"
+                f"storm.zookeeper.auth.file {file} is empty: write a line user:password into it, "
+                "or remove the key"
             )
     return "\n".join(lines) or None
 

@@ -50,8 +50,8 @@ class DrainWatch:
             return
         remaining_secs = max(0.0, self._began + self.max_secs - now)
         _log.warning(
-            "the drain waits at most %.0f s longer (supervisor.drain.secs): %s; if slots are short, "
-            "start a supervisor on another host; the tasks run elsewhere once this host is gone",
+            "the drain waits at most %.0f s longer (supervisor.drain.secs): %s; if slots are "
+            "short, start a supervisor on another host; after it the tasks run elsewhere",
             remaining_secs,
             self._logged,
         )
