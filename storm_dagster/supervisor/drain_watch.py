@@ -51,7 +51,7 @@ class DrainWatch:
         remaining_secs = max(0.0, self._began + self.max_secs - now)
         _log.warning(
             "the drain waits at most %.0f s longer (supervisor.drain.secs): %s; if slots are "
-            "short, start a supervisor on another host; after it the tasks run elsewhere",
+            "short, start a supervisor on another host; when it ends, the tasks run elsewhere",
             remaining_secs,
             self._logged,
         )
