@@ -10,7 +10,11 @@ from storm_dagster.core.drain_obstacles import drain_obstacles
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.errors import Conflict, Unavailable
 from storm_dagster.model.records import SupervisorInfo
-from storm_dagster.operations.live.draining import move_off_draining, topologies_to_move
+from storm_dagster.operations.live.draining import (
+    begun_moves,
+    move_off_draining,
+    topologies_to_move,
+)
 from storm_dagster.operations.live.lifecycle import deactivate, finish_due, kill
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.upgrade import gray_upgrade
@@ -116,9 +120,31 @@ def test_a_move_that_a_dead_leader_began_continues_at_once(world: World) -> None
     assert world.named().base.status == "ACTIVE" and nodes(world) == {"s2"}
 
 
+def test_a_move_off_a_host_that_is_lost_with_the_leader_ends(world: World) -> None:
+    """Otherwise the spouts would pause until the delay of the move has passed."""
+    world.submit("wc", conf=THREE_WORKERS)
+    drain(world, "s1")
+
+    def die(point: str) -> None:
+        if point == "after.rebalance":
+            raise Crash
+
+    with pytest.raises(Crash):
+        move_off_draining(world.context(checkpoint=die), "wc")
+    world.lose_supervisor("s1")
+    view = world.cluster.load_view()
+    assert topologies_to_move(view) == {}
+    assert begun_moves(world.context(), view) == ["wc"]
+    move_off_draining(world.context(), "wc")
+    # What was lost with the host is left to healing.
+    assert world.named().base.status == "ACTIVE"
+    assert begun_moves(world.context(), world.cluster.load_view()) == []
+
+
 def test_a_rebalance_that_a_user_asked_for_is_not_hurried(world: World) -> None:
     world.submit("wc", conf=THREE_WORKERS)
     rebalance(world.context(), "wc", workers=4, wait_secs=3600, waits_for_delay=False)
+    assert begun_moves(world.context(), world.cluster.load_view()) == []
     drain(world, "s1")
     with pytest.raises(Conflict, match="REBALANCING"):
         move_off_draining(world.context(), "wc")

@@ -1,7 +1,7 @@
 """Duty of the leader for supervisors that drain: it moves their tasks."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from storm_dagster.host.clock import boot_clock
@@ -10,7 +10,11 @@ from storm_dagster.model.errors import NotAlive, StormDagsterError
 from storm_dagster.nimbus.leadership.duties import LeaderRounds
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.live.draining import move_off_draining, topologies_to_move
+from storm_dagster.operations.live.draining import (
+    begun_moves,
+    move_off_draining,
+    topologies_to_move,
+)
 from storm_dagster.zk.draining import read_draining
 
 _log = logging.getLogger(__name__)
@@ -44,6 +48,8 @@ class LeaderDrains(LeaderRounds):
         """Name of a topology -> the logged reason why it could not be moved."""
         self._next_poll = 0.0
         """Boot clock of the next read of the records."""
+        self._has_continued = False
+        """True once the moves that a former leader began were looked for."""
 
     def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
         return (self._drain,)
@@ -53,6 +59,11 @@ class LeaderDrains(LeaderRounds):
         self._collect()
         if boot_clock() < self._next_poll:
             return
+        if not self._has_continued:
+            # Its host may have been lost together with the one that drains.
+            for name in begun_moves(ctx, self._nimbus.shown_view()):
+                self._start(ctx, name, "a former leader began to move them off a host that drains")
+            self._has_continued = True
         if not any(read_draining(self._nimbus.cached).values()):
             self._next_poll = boot_clock() + _POLL_SECS
             return
@@ -60,11 +71,13 @@ class LeaderDrains(LeaderRounds):
         self._reasons = {key: text for key, text in self._reasons.items() if key in topologies}
         for name, hosts in topologies.items():
             is_due = boot_clock() >= self._retry_at.get(name, 0.0)
-            if is_due and name not in self._moves and len(self._moves) < _MAX_MOVES:
-                self._start(ctx, name, hosts)
+            if is_due and len(self._moves) < _MAX_MOVES:
+                self._start(ctx, name, f"{', '.join(hosts)} drain")
 
-    def _start(self, ctx: OperationsContext, name: str, hosts: Sequence[str]) -> None:
-        """Move the topology in a new thread."""
+    def _start(self, ctx: OperationsContext, name: str, why: str) -> None:
+        """Move the topology in a new thread, unless it is moved already."""
+        if name in self._moves:
+            return
 
         def move() -> str:
             try:
@@ -75,7 +88,7 @@ class LeaderDrains(LeaderRounds):
                 return error.message
             if result.outcome != "assigned":
                 return "another process ended the rebalance that moves them"
-            text = f"{result.moved} tasks of {name} moved: {', '.join(hosts)} drain"
+            text = f"{result.moved} tasks of {name} moved: {why}"
             _log.info("%s", text, extra={"topology": result.topology_id})
             for asset in ("assignment", "published_assignment"):
                 self._nimbus.unreported.add(ctx, name, text, ("storm", asset))

@@ -32,6 +32,18 @@ def topologies_to_move(view: ClusterView) -> Mapping[str, list[str]]:
     return multimap(sorted(places))
 
 
+def begun_moves(ctx: OperationsContext, view: ClusterView) -> list[str]:
+    """Names of the topologies whose move off hosts that drain has begun and not ended.
+
+    Those hosts may be gone by now: then no record names the drain any longer.
+    """
+    return [
+        topology.base.name
+        for topology in view.topologies.values()
+        if topology.base.status == "REBALANCING" and _is_move_pending(ctx, topology.id)
+    ]
+
+
 def move_off_draining(ctx: OperationsContext, name: str) -> RebalanceResult:
     """Move the tasks of a topology off the hosts that drain; the fewest tasks move.
 
