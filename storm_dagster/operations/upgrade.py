@@ -42,9 +42,11 @@ from storm_dagster.operations.context import (
     load_stored_conf,
     topology_by_name,
 )
+from storm_dagster.operations.live.change_records import PlannedOn, take_over_change
 from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
+from storm_dagster.operations.submit.continuing import continue_under_leaders
 from storm_dagster.operations.transactions import (
     announce,
     append_assignment,
@@ -116,6 +118,7 @@ def gray_upgrade(
     handle: str | None = None,
     token: str = "",
     allow_degraded: bool = False,
+    request_id: str = "",
 ) -> UpgradeResult:
     """Begin an upgrade with the code of ``handle``.
 
@@ -124,20 +127,47 @@ def gray_upgrade(
     selection of the new code's own conf (``topology.upgrade.worker.num``, ``.component``,
     ``.workers``). A repetition with the ``token`` that began the upgrade or requested its newest
     batch has no further effect, also after the upgrade has ended. The request is checked, and the
-    code stored and replicated, before the topology is touched.
+    code stored and replicated, before the topology is touched. If the leader changes before the
+    request is stored, the call continues under the next one, and takes over the record of
+    ``request_id``, the request for which a leader launched this run. It ends if the topology was
+    changed or killed since.
 
     Raises :class:`NotAlive`; :class:`Conflict` if the topology is not ACTIVE, if new code is given
     while an upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong
     selection, a topology master that shares its worker, or if no upgrade can be continued;
-    :class:`InvalidTopology` for code that cannot run beside the old; :class:`Fenced` if the leader
-    changes before the request is stored, which then has no effect.
+    :class:`InvalidTopology` for code that cannot run beside the old; :class:`Fenced` at the third
+    change of the leader: the request then has no effect.
     """
+    # The state of the topology that the first attempt found.
+    planned: list[PlannedOn] = []
+
+    def attempt() -> UpgradeResult:
+        view = ctx.cluster.load_view()
+        target = planned[0].topology_id if planned else name
+        topology, snapshot = _load(ctx, view, target)
+        if not planned:
+            planned.append(PlannedOn(topology.id, topology.base_at.version))
+        request = _BatchRequest(selection, handle, token, allow_degraded)
+        return _request_batch(ctx, topology, snapshot, request)
+
+    def take_over(next_epoch: int) -> None:
+        for state in planned:
+            take_over_change(ctx, request_id, state, next_epoch)
+
     try:
-        return _request_batch(
-            ctx, name, selection, handle=handle, token=token, allow_degraded=allow_degraded
-        )
+        return continue_under_leaders(ctx, attempt, take_over)
     except Fenced as error:
         raise _not_requested(name, token, new=handle is not None) from error
+
+
+@dataclass(frozen=True)
+class _BatchRequest:
+    """Request of one batch: the arguments of :func:`gray_upgrade` with these names."""
+
+    selection: Selection
+    handle: str | None
+    token: str
+    allow_degraded: bool
 
 
 def _not_requested(name: str, token: str, *, new: bool) -> Fenced:
@@ -159,16 +189,13 @@ def _not_requested(name: str, token: str, *, new: bool) -> Fenced:
 
 def _request_batch(
     ctx: OperationsContext,
-    name: str,
-    selection: Selection,
-    *,
-    handle: str | None,
-    token: str,
-    allow_degraded: bool,
+    topology: TopologyView,
+    snapshot: UpgradeSnapshot,
+    request: _BatchRequest,
 ) -> UpgradeResult:
     """Request one batch of an upgrade, as :func:`gray_upgrade` describes."""
-    topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
     base = topology.base
+    token = request.token
     record = snapshot.state.record or base.last_upgrade
     if record is not None and token and token in (record.token, record.batch_token):
         return UpgradeResult(
@@ -181,12 +208,14 @@ def _request_batch(
             state=replace(snapshot.state, record=record),
             assignment=snapshot.assignment,
         )
-    if handle is None:
-        return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection, token=token))
+    if request.handle is None:
+        event = UpgradeEvent("continue", selection=request.selection, token=token)
+        return _execute(ctx, topology.id, event)
     machine.check_begin(base, snapshot)
     epoch = ctx.current_epoch()
-    ctx = ctx.accepting_fewer(allow_degraded)
-    code = read_new_code(ctx, topology, handle)
+    ctx = ctx.accepting_fewer(request.allow_degraded)
+    code = read_new_code(ctx, topology, request.handle)
+    selection = request.selection
     if selection.empty:
         selection = selection_of_conf(code.conf)
     check_selection(selection, snapshot)
@@ -195,7 +224,7 @@ def _request_batch(
     event = UpgradeEvent(
         "begin",
         selection=selection,
-        record=store_new_code(ctx, epoch, topology, code, token, allow_degraded),
+        record=store_new_code(ctx, epoch, topology, code, token, request.allow_degraded),
         former=topology.code_dir,
         submitted_keys=code.submitted_keys,
     )

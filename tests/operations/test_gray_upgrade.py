@@ -341,7 +341,66 @@ def test_a_broken_archive_touches_nothing(topology: Upgraded) -> None:
     topology.clean()
 
 
-def test_a_request_under_another_leader_names_state_and_remedy(topology: Upgraded) -> None:
+def test_a_request_continues_when_the_leader_changes_at_any_step(topology: Upgraded) -> None:
+    world = topology.world
+    points: list[str] = []
+
+    def note(point: str) -> None:
+        points.append(point)
+
+    lifecycle.gray_upgrade(
+        world.context(checkpoint=note), "wc", ONE, handle=topology.upload(), token="first"
+    )
+    steps = len(points)
+    assert steps > 5
+    for number in range(steps):
+        lifecycle.roll_back(world.context(), "wc")
+        topology.supervise()
+        topology.advance()
+        left = [number]
+
+        def change_leader(point: str, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                world.lead()
+
+        ctx = world.context(checkpoint=change_leader, run="run-1")
+        token = f"t{number}"
+        begun = lifecycle.gray_upgrade(ctx, "wc", ONE, handle=topology.upload(), token=token)
+        assert left[0] < 0
+        assert (begun.outcome, topology.topology.base.status) == ("begun", "UPGRADING")
+        record = topology.state.record
+        assert record is not None
+        assert (record.token, record.number) == (token, 1)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_request_ends_if_its_topology_was_killed_or_changed_since(
+    topology: Upgraded, is_new: bool
+) -> None:
+    world = topology.world
+    step = "before.gray_upgrade" if is_new else "before.continue_upgrade"
+    handle = topology.upload() if is_new else None
+    if not is_new:
+        topology.begin()
+        topology.pick()
+        topology.supervise()
+
+    def interfere(point: str) -> None:
+        if point == step:
+            world.lead()
+            action = lifecycle.deactivate if is_new else lifecycle.roll_back
+            action(world.context(), "wc")
+
+    with pytest.raises(Conflict, match="was changed while this change of it was planned"):
+        lifecycle.gray_upgrade(
+            world.context(checkpoint=interfere, run="run-1"), "wc", ONE, handle=handle, token="t"
+        )
+    expected = "INACTIVE" if is_new else "ROLLBACK"
+    assert topology.topology.base.status == expected
+
+
+def test_a_request_after_three_leaders_names_state_and_remedy(topology: Upgraded) -> None:
     world = topology.world
 
     def change_leader(point: str) -> None:

@@ -330,7 +330,11 @@ def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
     selection = Selection(parse_workers(config.workers), config.component or None, config.number)
     token = config.token or run.context.run.run_id
     request = run.operate(
-        selection, handle=handle, token=token, allow_degraded=config.allow_degraded
+        selection,
+        handle=handle,
+        token=token,
+        allow_degraded=config.allow_degraded,
+        request_id=recorded_request(run.context),
     )
     run.warn(request.warnings)
     run.context.log.info(f"the upgrade of {request.topology_id} is {request.outcome}")
