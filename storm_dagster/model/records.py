@@ -138,6 +138,8 @@ class GrayUpgrade(Record, populate_by_name=True):
     """Fields of the base by the new code's conf; ``None`` if an earlier release began it."""
     failed_worker: str = ""
     """``host:port`` of the worker whose failure began the rollback; empty without a failure."""
+    unapplied_sizes: tuple[str, ...] = ()
+    """As in the base, of the new code alone; the base gets it with the code."""
     ended_secs: int = 0
     """Epoch seconds of its end; 0: it is under way, or an earlier release ended it."""
 
@@ -169,6 +171,10 @@ class StormBase(Record):
     submitted_keys: dict[str, tuple[str, ...]] = {}
     """Prefix of the blob keys of a code -> conf keys of its submission, which an update keeps. Code
     that an earlier release stored is missing.
+    """
+    unapplied_sizes: tuple[str, ...] = ()
+    """``topology.workers`` and components whose number a gray upgrade changed in the code, but not
+    here. No rebalance has set them, so that an update keeps none of them.
     """
 
 

@@ -16,6 +16,11 @@ from storm_dagster.core.submission.conf import (
     base_conf,
     total_conf,
 )
+from storm_dagster.core.submission.kept_sizes import (
+    describe_unapplied,
+    sizes_of,
+    unapplied_sizes,
+)
 from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import UpgradeEvent, UpgradeTransition
 from storm_dagster.core.upgrade.selection import (
@@ -219,17 +224,22 @@ def _request_batch(
     if selection.empty:
         selection = selection_of_conf(code.conf)
     check_selection(selection, snapshot)
-    check_compatible(base.name, load_runnable(ctx, topology).spec, code.spec)
+    former = load_runnable(ctx, topology)
+    check_compatible(base.name, former.spec, code.spec)
     check_uploaded_archive(ctx, code.archive, code.spec, code.total)
+    former_sizes = sizes_of(former.spec, former.conf)
+    stays = unapplied_sizes(base, former_sizes, sizes_of(code.spec, code.total))
+    new_record = store_new_code(ctx, epoch, topology, code, token, request.allow_degraded)
     event = UpgradeEvent(
         "begin",
         selection=selection,
-        record=store_new_code(ctx, epoch, topology, code, token, request.allow_degraded),
+        record=new_record.model_copy(update={"unapplied_sizes": tuple(stays)}),
         former=topology.code_dir,
         submitted_keys=code.submitted_keys,
     )
     result = _execute(ctx, topology.id, event, epoch)
-    return replace(result, warnings=code.warnings)
+    size_warnings = describe_unapplied(base.name, stays)
+    return replace(result, warnings=(*code.warnings, *size_warnings))
 
 
 def check_upgrade(ctx: OperationsContext, name: str, selection: Selection, *, new: bool) -> None:

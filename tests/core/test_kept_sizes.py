@@ -12,9 +12,13 @@ import pytest
 from storm_dagster.core.submission.kept_sizes import (
     KeptSizes,
     Sizes,
+    describe_unapplied,
     executor_limits,
     kept_sizes,
     named_sizes,
+    unapplied_sizes,
+    with_rebalanced_sizes,
+    with_unapplied_sizes,
 )
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.records import StormBase
@@ -55,7 +59,13 @@ def kept(
     limits: Mapping[str, int] | None = None,
 ) -> KeptSizes:
     """Numbers that an update keeps of a topology that runs with these ones."""
-    base = StormBase(
+    base = base_with(workers, executors)
+    return kept_sizes(base, CODE, new, named=named, limits=limits or {})
+
+
+def base_with(workers: int, executors: Mapping[str, int]) -> StormBase:
+    """The base of a topology that runs with these numbers."""
+    return StormBase(
         name="t",
         launch_time_secs=0,
         status="ACTIVE",
@@ -63,7 +73,6 @@ def kept(
         executors=dict(executors),
         token="k",
     )
-    return kept_sizes(base, CODE, new, named=named, limits=limits or {})
 
 
 def test_numbers_of_a_rebalance_are_kept_up_and_down() -> None:
@@ -91,6 +100,36 @@ def test_new_and_removed_components_and_the_topology_master_keep_nothing() -> No
 
 def test_a_kept_number_of_executors_is_at_most_the_limit_of_the_new_code() -> None:
     assert kept(2, {"a": 9, "b": 5}, limits={"a": 4, "b": 8}) == KeptSizes(None, {"a": 4, "b": 5})
+
+
+GRAY = Sizes(3, {"a": 4, "b": 2, TOPOLOGY_MASTER: 1})
+"""Numbers of a code that came by a gray upgrade, which applies none of them."""
+
+
+def test_a_gray_upgrade_notes_the_numbers_that_it_does_not_apply() -> None:
+    base = base_with(2, CODE.executors)
+    sizes = unapplied_sizes(base, CODE, GRAY)
+    assert sizes == {"a": (1, 4), "topology.workers": (2, 3)}
+    for text, remedy in zip(
+        describe_unapplied("t", sizes), ("rebalance t -n 3", "rebalance t -e a=4"), strict=True
+    ):
+        assert "topology 't' keeps" in text
+        assert remedy in text
+    after = with_unapplied_sizes(base, sizes)
+    assert kept_sizes(after, GRAY, GRAY, named=(), limits={}) == KeptSizes()
+    # They are noted until a number is applied, also by a later gray upgrade of another code.
+    again = with_unapplied_sizes(after, unapplied_sizes(after, GRAY, Sizes(3, {"a": 5, "b": 3})))
+    assert again.unapplied_sizes == ("a", "b", "topology.workers")
+
+
+def test_a_number_of_a_rebalance_is_kept_before_and_after_a_gray_upgrade() -> None:
+    base = base_with(7, {**CODE.executors, "a": 6})
+    assert unapplied_sizes(base, CODE, GRAY) == {}
+    upgraded = with_unapplied_sizes(base_with(2, CODE.executors), ("a", "topology.workers"))
+    rebalanced = with_rebalanced_sizes(upgraded, 2, {**CODE.executors, "a": 6})
+    assert rebalanced.unapplied_sizes == ("topology.workers",)
+    assert kept_sizes(rebalanced, GRAY, GRAY, named=(), limits={}) == KeptSizes(None, {"a": 6})
+    assert with_rebalanced_sizes(rebalanced, 5, rebalanced.executors).unapplied_sizes == ()
 
 
 @pytest.mark.parametrize(

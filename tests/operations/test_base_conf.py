@@ -44,6 +44,7 @@ OWN_FIELDS = {
     "token": "of the submission",
     "last_upgrade": "of gray upgrades",
     "submitted_keys": "by code",
+    "unapplied_sizes": "of gray upgrades",
 }
 """Fields of the base that do not repeat the conf, and where they come from."""
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.core.upgrade.selection import Selection
+from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.deploy import update
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.submit.submission import update_differences
@@ -83,3 +85,29 @@ def test_a_gray_upgrade_announces_no_executors(rebalanced: World) -> None:
     context = rebalanced.context()
     differences = update_differences(context, rebalanced.named(), "new", replaces=False)
     assert "parallelism.count" not in differences
+
+
+@pytest.mark.parametrize(
+    ("is_rebalanced", "expected"), [(False, (3, 4, 4, 4)), (True, (3, 4, 6, 6))]
+)
+def test_numbers_that_a_gray_upgrade_left_are_none_of_a_rebalance(
+    world: World, is_rebalanced: bool, expected: tuple[int, ...]
+) -> None:
+    single_master = {"topology.master.single.worker": True}
+    world.submit("wc", conf={**single_master, "topology.workers": 2})
+    former = sizes(world)
+    world.upload("new", with_parallelism(4), {"topology.workers": 3})
+    result = lifecycle.gray_upgrade(world.context(), "wc", Selection(number=9), handle="new")
+    assert [warning.partition(", ")[0] for warning in result.warnings] == [
+        "topology 'wc' keeps 2 workers in a gray upgrade",
+        f"topology 'wc' keeps {former[2]} executors of 'count' in a gray upgrade",
+    ]
+    lifecycle.complete_upgrade(world.context(), "wc")
+    assert sizes(world) == former
+    if is_rebalanced:
+        rebalance(world.context(), "wc", executors={"count": 6}, wait_secs=0)
+    # The code of the gray upgrade once more, and a conf that names no size.
+    world.upload("next", with_parallelism(4), {"my.key": 1})
+    update(world.context(), "wc", token="next", handle="next")
+    assert sizes(world) == expected
+    assert world.named().base.unapplied_sizes == ()

@@ -1,4 +1,8 @@
-"""Numbers of workers and executors that an update keeps from rebalances of the former topology."""
+"""Numbers of workers and executors that an update keeps from rebalances of the former topology.
+
+A gray upgrade changes neither of them, whatever its code asks for. These numbers are noted in the
+base (``unapplied_sizes``), because they differ from those of the code without a rebalance.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -63,17 +67,75 @@ def kept_sizes(
     whose number is another one than that of the ``former`` code. ``limits`` are those of
     :func:`executor_limits` for the new code.
     """
+    not_kept = {*named, *base.unapplied_sizes}
     workers: int | None = None
-    if WORKERS_KEY not in named and new.workers == former.workers != base.workers:
+    if WORKERS_KEY not in not_kept and new.workers == former.workers != base.workers:
         workers = base.workers
     executors: dict[str, int] = {}
     for component, count in new.executors.items():
         current = base.executors.get(component, count)
-        is_named = component in named or former.executors.get(component) != count
+        is_named = component in not_kept or former.executors.get(component) != count
         if component == TOPOLOGY_MASTER or is_named or current == count:
             continue
         executors[component] = min(current, limits.get(component, current))
     return KeptSizes(workers, executors)
+
+
+def unapplied_sizes(base: StormBase, former: Sizes, new: Sizes) -> dict[str, tuple[int, int]]:
+    """Sizes that the code of a gray upgrade changes, and that stay as they are.
+
+    Name -> (number that stays, number of the ``new`` code), sorted. A number that a rebalance has
+    set, another one than that of the ``former`` code, is the operator's and left out.
+    """
+    changes: dict[str, tuple[int, int]] = {}
+    if former.workers == base.workers != new.workers:
+        changes[WORKERS_KEY] = (base.workers, new.workers)
+    for component, count in sorted(new.executors.items()):
+        current = base.executors.get(component)
+        if current is None or component == TOPOLOGY_MASTER:
+            continue
+        if former.executors.get(component) == current != count:
+            changes[component] = (current, count)
+    return changes
+
+
+def describe_unapplied(name: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
+    """Warnings of a gray upgrade of the topology ``name`` about :func:`unapplied_sizes`."""
+    warnings: list[str] = []
+    for size, (current, asked) in sizes.items():
+        if size == WORKERS_KEY:
+            number, option = f"{current} workers", f"-n {asked}"
+        else:
+            number, option = f"{current} executors of {size!r}", f"-e {size}={asked}"
+        warnings.append(
+            f"topology {name!r} keeps {number} in a gray upgrade, although the new code asks for "
+            f"{asked}: `storm-dagster rebalance {name} {option}` changes them, and so does the "
+            "next update"
+        )
+    return tuple(warnings)
+
+
+def with_unapplied_sizes(base: StormBase, names: Collection[str]) -> StormBase:
+    """The base after a gray upgrade whose code has changed the sizes of these names."""
+    if not names:
+        return base
+    all_names = {*base.unapplied_sizes, *names}
+    return base.model_copy(update={"unapplied_sizes": tuple(sorted(all_names))})
+
+
+def with_rebalanced_sizes(base: StormBase, workers: int, executors: Mapping[str, int]) -> StormBase:
+    """The base with the numbers of a rebalance; those that it changes are the operator's."""
+    changed = {name for name, count in executors.items() if count != base.executors.get(name)}
+    if workers != base.workers:
+        changed.add(WORKERS_KEY)
+    remaining = tuple(name for name in base.unapplied_sizes if name not in changed)
+    return base.model_copy(
+        update={
+            "workers": workers,
+            "executors": dict(executors),
+            "unapplied_sizes": remaining,
+        }
+    )
 
 
 def executor_limits(spec: TopologySpec, total: Conf) -> dict[str, int]:

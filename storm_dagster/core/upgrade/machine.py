@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from storm_dagster.core.submission.conf import with_base_conf
+from storm_dagster.core.submission.kept_sizes import with_unapplied_sizes
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade.selection import (
     Selection,
@@ -346,6 +347,7 @@ def _complete(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) -
     if base_fields is not None:
         # From now on the new code's conf is the topology's, with its isolation and its owner.
         after = with_base_conf(after, base_fields)
+    after = with_unapplied_sizes(after, record.unapplied_sizes)
     return UpgradeTransition(
         "expired" if event.action == "expire" else "completed",
         after,

@@ -19,6 +19,7 @@ from storm_dagster.core.reassignment import (
 from storm_dagster.core.rebalancing import new_supervisors, unsteady_reason
 from storm_dagster.core.scheduling.obstacles import closed_hosts
 from storm_dagster.core.submission.conf import message_timeout_secs, with_base_conf
+from storm_dagster.core.submission.kept_sizes import with_rebalanced_sizes
 from storm_dagster.core.transitions import apply_event, delay_of
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError, Unavailable
@@ -481,7 +482,7 @@ def _base_after(
 ) -> StormBase:
     """The base with the requested numbers; REBALANCING if the spouts have to resume."""
     after = apply_event(topology.base, "finish_rebalance")
-    after = after.model_copy(update={"workers": request.workers, "executors": request.executors})
+    after = with_rebalanced_sizes(after, request.workers, request.executors)
     after = with_base_conf(after, plan.base_conf)
     if plan.disturbs and after.status == "ACTIVE":
         # The spouts resume when the workers know the new places.
