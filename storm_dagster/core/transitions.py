@@ -14,7 +14,7 @@ import msgspec
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import StormBase, TopologyStatus
 from storm_dagster.model.verbs import StatusEvent
-from storm_dagster.model.view import ClusterView
+from storm_dagster.model.view import ClusterView, TopologyView
 
 HEALED: frozenset[TopologyStatus] = frozenset(
     {"ACTIVE", "INACTIVE", "REBALANCING", "UPGRADING", "ROLLBACK"}
@@ -187,3 +187,17 @@ def due_actions(
         if boot_now - since >= delay:
             due.append(DueAction(topology_id, base.name, action))
     return due, DueMemory(boot_id, seen)
+
+
+def secs_until_removal(
+    memory: DueMemory, topology: TopologyView, *, boot_id: str, boot_now: float
+) -> float | None:
+    """Seconds until the observer of ``memory`` finds the removal of a killed topology due.
+
+    0 or less: it is due, and may be under way. ``None`` if the observer has not seen the current
+    base of the topology yet.
+    """
+    zxid, since = memory.seen.get(topology.id, (-1, boot_now))
+    if memory.boot_id != boot_id or zxid != topology.base_at.mzxid or since > boot_now:
+        return None
+    return since + (topology.base.delay_secs or 0) - boot_now

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.core.scheduling.plan import plan_placement
+from storm_dagster.core.transitions import DueMemory, secs_until_removal
+from storm_dagster.host.clock import boot_clock, boot_id
 from storm_dagster.http.probes import LoopPasses
 from storm_dagster.model.conf import ClusterConf, seed_urls
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import url_host
-from storm_dagster.model.view import ClusterView
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.blobs.replication import NimbusPeer
@@ -96,6 +98,8 @@ class Nimbus:
 
     They are of this leader's observation.
     """
+    due: DueMemory = field(default_factory=DueMemory)
+    """Topologies whose transition this leader waits for, such as the removal of a killed one."""
     inimbus: INimbus | None = None
     """The plug-in of ``nimbus.inimbus.class``."""
     reads: CachedReads | None = None
@@ -141,6 +145,13 @@ class Nimbus:
     def cached(self) -> ClusterState:
         """State for frequent reads: cached where that is possible."""
         return self.cluster.state if self.reads is None else self.reads
+
+    def secs_until_removal(self, topology: TopologyView) -> float | None:
+        """Seconds until this leader removes a killed topology, by its own clock.
+
+        ``None`` if it has not seen the kill yet.
+        """
+        return secs_until_removal(self.due, topology, boot_id=boot_id(), boot_now=boot_clock())
 
     def shown_view(self) -> ClusterView:
         """Load the current state of the cluster, for documents and pages.

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Collection
@@ -193,14 +194,21 @@ def check_name_free(
     name: str,
     own: Collection[str | None] = (),
     remedy: str = "kill it first, choose another name, or update it",
+    secs_until_removal: Callable[[TopologyView], float | None] = lambda topology: None,
 ) -> None:
     """Raise :class:`AlreadyAlive` if a topology has the name, a damaged one included.
 
-    Topologies of the ids ``own`` may have it.
+    Topologies of the ids ``own`` may have it. ``secs_until_removal`` gets a killed one; ``None``
+    where only the length of its delay is known.
     """
     for topology in view.topologies.values():
         if topology.base.name == name and topology.id not in own:
-            raise _name_taken(topology, remedy)
+            if topology.base.status == "KILLED":
+                raise _name_of_killed(topology, secs_until_removal(topology))
+            raise AlreadyAlive(
+                f"topology {name!r} is alive already "
+                f"(id {topology.id}, {topology.base.status}): {remedy}"
+            )
     damage = damaged_topology(view, name)
     if damage is not None:
         raise AlreadyAlive(
@@ -208,21 +216,25 @@ def check_name_free(
         )
 
 
-def _name_taken(topology: TopologyView, remedy: str) -> AlreadyAlive:
-    """The error of a submission whose name this topology has.
+def _name_of_killed(topology: TopologyView, secs_left: float | None) -> AlreadyAlive:
+    """The error of a submission whose name this killed topology still has.
 
-    ``remedy`` is for a topology that runs. A killed one cannot be updated, and needs no other kill:
-    its removal is due, which a kill without a delay brings forward.
+    It cannot be updated, and needs no other kill: its removal is due, which a kill without a delay
+    brings forward. ``secs_left`` are the seconds until then, ``None`` if they are unknown.
     """
     name = topology.base.name
-    if topology.base.status != "KILLED":
+    taken = f"topology {name!r} is KILLED and not removed yet (id {topology.id})"
+    if secs_left is not None and secs_left <= 0:
         return AlreadyAlive(
-            f"topology {name!r} is alive already "
-            f"(id {topology.id}, {topology.base.status}): {remedy}"
+            f"{taken}: its removal is under way, and waits for its workers to end; submit it again "
+            "in a few seconds"
         )
+    if secs_left is None:
+        due = f"{topology.base.delay_secs or 0} s after its kill"
+    else:
+        due = f"in {math.ceil(secs_left)} s"
     return AlreadyAlive(
-        f"topology {name!r} is KILLED and not removed yet (id {topology.id}): its removal is due "
-        f"{topology.base.delay_secs or 0} s after its kill; wait until then, or remove it now "
+        f"{taken}: its removal is due {due}; wait until then, or remove it now "
         f"with `storm-dagster kill {name} -w 0`"
     )
 

@@ -7,7 +7,13 @@ from typing import Any, get_args
 
 import pytest
 
-from storm_dagster.core.transitions import DueMemory, apply_event, delay_of, due_actions
+from storm_dagster.core.transitions import (
+    DueMemory,
+    apply_event,
+    delay_of,
+    due_actions,
+    secs_until_removal,
+)
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import StormBase, TopologyStatus
 from storm_dagster.model.verbs import StatusEvent
@@ -126,6 +132,20 @@ def test_due_by_the_observers_clock() -> None:
     assert [(action.topology_id, action.action) for action in due] == [("k", "remove")]
     assert decode_memory(DueMemory, encode_memory(memory)) == memory
     assert due_actions(view(("k", killed, 6)), memory, boot_id="other", boot_now=9999)[0] == []
+
+
+def test_the_observer_of_a_kill_knows_the_rest_of_its_delay() -> None:
+    shown = view(("k", base("KILLED", delay_secs=10), 5))
+    killed = shown.topologies["k"]
+    _, memory = due_actions(shown, DueMemory(), boot_id="b", boot_now=100)
+    assert secs_until_removal(memory, killed, boot_id="b", boot_now=104) == 6
+    assert secs_until_removal(memory, killed, boot_id="b", boot_now=111) == -1
+    # Not seen yet: another observer, another boot, and a newer kill.
+    newer = view(("k", base("KILLED", delay_secs=99), 6)).topologies["k"]
+    assert secs_until_removal(DueMemory(), killed, boot_id="b", boot_now=104) is None
+    assert secs_until_removal(memory, killed, boot_id="other", boot_now=104) is None
+    assert secs_until_removal(memory, killed, boot_id="b", boot_now=99) is None
+    assert secs_until_removal(memory, newer, boot_id="b", boot_now=104) is None
 
 
 def test_late_secs_leave_time_to_others_but_not_for_a_removal() -> None:

@@ -5,6 +5,7 @@ rest by itself when Dagster is away.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -1059,6 +1060,12 @@ def test_what_a_status_does_not_allow_and_dry_runs_change_nothing(
     assert state.state.get_data(paths.topology("wc-1-100")) == base
     assert post(nimbus, "/v1/topologies/nope/kill").status_code == 404
     post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 3600})
+
+    def refusal() -> str:
+        return post(nimbus, "/v1/submit", {"name": "wc", "handle": "h"}).json()["error"]["message"]
+
+    # By the clock of the leader, which has seen the kill.
+    eventually(lambda: re.search(r"its removal is due in (3\d\d\d) s", refusal()), timeout=30)
     for verb in ("activate", "deactivate", "rebalance"):
         answered = post(nimbus, f"/v1/topologies/wc/{verb}")
         assert answered.status_code == 409, answered.text

@@ -21,7 +21,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import conf_key, jar_key, topology_name_of
-from storm_dagster.operations.context import load_runnable
+from storm_dagster.operations.context import check_name_free, load_runnable
 from storm_dagster.operations.live import lifecycle, rebalance
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import upload_key
@@ -93,8 +93,14 @@ def test_a_kill_waits_for_the_message_timeout_by_default(world: World) -> None:
         lifecycle.activate(ctx, "wc")
     with pytest.raises(Conflict, match="KILLED and cannot be rebalanced"):
         rebalance.rebalance(ctx, "wc")
-    with pytest.raises(AlreadyAlive):
+    with pytest.raises(
+        AlreadyAlive, match="its removal is due 3 s after its kill; wait until then"
+    ):
         world.submit("wc", "t2")
+    view = world.cluster.load_view()
+    for secs_left, text in ((1.2, "is due in 2 s; wait until then"), (0, "is under way")):
+        with pytest.raises(AlreadyAlive, match=text):
+            check_name_free(view, "wc", secs_until_removal=lambda _, secs=secs_left: secs)
 
 
 def test_a_kill_without_delay_leaves_only_token_and_backup(world: World) -> None:

@@ -183,8 +183,8 @@ class LeaderTransitions(LeaderRounds):
         super().__init__(nimbus)
 
     def _forget(self) -> None:
-        self._due = DueMemory()
-        """Times at which topologies with a transition to come were first seen."""
+        # Times at which topologies with a transition to come were first seen.
+        self._nimbus.due = DueMemory()
         self._next_due = boot_clock()
         """Boot clock of the next poll while no transition waits for its time."""
 
@@ -208,21 +208,21 @@ class LeaderTransitions(LeaderRounds):
             executed.clear()
             # The cache may still lack the change.
             view = ctx.cluster.load_view()
-        elif self._due.seen or now >= self._next_due:
+        elif self._nimbus.due.seen or now >= self._next_due:
             view = self._nimbus.shown_view()
         else:
             return
         self._next_due = now + _DUE_SECS
         result = lifecycle.finish_due(
             ctx,
-            self._due,
+            self._nimbus.due,
             boot_id=self._boot_id,
             boot_now=now,
             view=view,
             late_secs=late_secs,
             start_removal=lambda topology_id, name: self._start_removal(ctx, topology_id, name),
         )
-        self._due = result.memory
+        self._nimbus.due = result.memory
         for action in result.done:
             self._note_due(ctx, action)
 

@@ -101,7 +101,7 @@ class Submissions:
             if topology is not None and topology.base.token == token:
                 own_ids = (topology.id,)
             is_published = bool(own_ids)
-            check_name_free(view, name, own_ids)
+            check_name_free(view, name, own_ids, secs_until_removal=self._nimbus.secs_until_removal)
             try:
                 run_id = None if is_new else self._earlier_run(token, name, epoch)
             except (Misconfigured, Unavailable):

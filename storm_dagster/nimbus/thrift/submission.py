@@ -152,7 +152,12 @@ class TopologySubmission:
         if deploy is None:
             check_topology_name(checked_name)
             remedy = "kill it first, choose another name, or set topology.hot.deploy.enable=true"
-            check_name_free(self._nimbus.cluster.load_view(), checked_name, remedy=remedy)
+            check_name_free(
+                self._nimbus.cluster.load_view(),
+                checked_name,
+                remedy=remedy,
+                secs_until_removal=self._nimbus.secs_until_removal,
+            )
         user = LIMITED_USER.get()
         if user is not None and deploy is None:
             # A replacement is compared with the running topology, by the run.
