@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -13,6 +14,7 @@ import pytest
 from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.observe.history import load_inbox_memory
+from storm_dagster.defs.scheduled_runs import assignment_tags, earlier_request
 from storm_dagster.model import paths
 from storm_dagster.model.records import encode_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -61,8 +63,34 @@ def test_a_topology_that_can_spread_better_is_rebalanced_once(world: DagsterWorl
     assert request.partition_key == "wc"
     # Two of the four workers move, no more.
     assert (request.run_config, request.tags["storm/moved_tasks"]) == ({}, "3")
+    # A tick that Dagster repeats has no second run.
     (again,) = tick(world, "rebalance_schedule").run_requests
     assert request.run_key == again.run_key
+    job = world.defs.resolve_job_def("rebalance_topology")
+    run = world.instance.create_run_for_job(
+        job, tags=request.tags, status=dg.DagsterRunStatus.STARTED
+    )
+    skipped = str(tick(world, "rebalance_schedule").skip_message)
+    assert "a run for this assignment is under way" in skipped
+    # Nor is one requested at every tick after a run that had no effect.
+    world.instance.report_run_failed(run)
+    skipped = str(tick(world, "rebalance_schedule").skip_message)
+    assert f"run {run.run_id} for this assignment has not changed it" in skipped
+
+
+def test_an_hour_or_an_assignment_later_a_run_may_be_requested_again(world: DagsterWorld) -> None:
+    crowded(world)
+    topology = world.topology("wc")
+    assert topology is not None and topology.assignment_at is not None
+    job = world.defs.resolve_job_def("rebalance_topology")
+    run = world.instance.create_run_for_job(job, tags=assignment_tags(topology))
+    world.instance.report_run_failed(run)
+    made_at = time.time()
+    assert "has not changed it" in earlier_request(world.instance, topology, made_at + 3500)
+    assert earlier_request(world.instance, topology, made_at + 3601) == ""
+    assignment_at = replace(topology.assignment_at, version=topology.assignment_at.version + 1)
+    changed = replace(topology, assignment_at=assignment_at)
+    assert earlier_request(world.instance, changed, made_at) == ""
 
 
 def test_a_recent_placement_is_not_moved_and_ticks_read_once(

@@ -9,6 +9,7 @@ from storm_dagster.defs.declared.deploy import read_actual
 from storm_dagster.defs.declared.owner import ownership_problem
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.keys import run_under_way, topology_tags
+from storm_dagster.defs.scheduled_runs import assignment_tags, earlier_request
 from storm_dagster.model.dagster_names import SCHEDULED_TAG
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.operations.context import OperationsContext
@@ -117,7 +118,7 @@ def _decide_deploy(
 
 def _decide_rebalance(
     topology: DeclaredTopology,
-    _: dg.DagsterInstance,
+    instance: dg.DagsterInstance,
     ops: OperationsContext,
     actual: RunningTopology | None,
 ) -> dg.RunRequest | str:
@@ -133,6 +134,9 @@ def _decide_rebalance(
     gain = scheduled_gain(ops, view, running)
     if not gain.moved:
         return f"{name}: {gain.reason}"
+    earlier = earlier_request(instance, running)
+    if earlier:
+        return f"{name}: {gain.reason}; {earlier}"
     ops_config = {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}
-    run_tags = {**topology.run_tags, SCHEDULED_TAG: "true"}
+    run_tags = {**topology.run_tags, **assignment_tags(running), SCHEDULED_TAG: "true"}
     return dg.RunRequest(run_config={"ops": ops_config}, tags=run_tags)

@@ -22,6 +22,7 @@ from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.observe.history import remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
+from storm_dagster.defs.scheduled_runs import assignment_tags, earlier_request
 from storm_dagster.model.dagster_names import (
     PRIORITY_TAGS,
     REBALANCE_JOB,
@@ -122,19 +123,28 @@ class _Moves:
             gain = scheduled_gain(ops, view, topology)
         except StormDagsterError as error:
             return 0, f"left alone, {error.message}"
-        needs_partition = gain.moved > 0 and self.in_cluster_location
-        if needs_partition and not instance.has_dynamic_partition(
+        if not gain.moved:
+            return 0, gain.reason
+        if self.in_cluster_location and not instance.has_dynamic_partition(
             self.names.partitions, topology.base.name
         ):
             return 0, "no partition key yet: lifecycle_sensor adds it"
+        earlier = earlier_request(instance, topology)
+        if earlier:
+            return 0, f"{gain.reason}; {earlier}"
         return gain.moved, gain.reason
 
     def _request(self, topology: TopologyView, version: int, moved: int) -> dg.RunRequest:
         """The run that rebalances the topology, whose assignment has that data version."""
         name = topology.base.name
-        # One run for each assignment: a rebalance that failed is not repeated at every tick.
+        # For a tick that Dagster repeats: it compares run keys within one tick.
         run_key = f"{topology.id}:{version}"
-        tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(moved)}
+        tags = {
+            **topology_tags(name),
+            **PRIORITY_TAGS,
+            **assignment_tags(topology),
+            "storm/moved_tasks": str(moved),
+        }
         if self.in_cluster_location:
             tags[SCHEDULED_TAG] = "true"
             return dg.RunRequest(run_key=run_key, tags=tags, partition_key=name)
