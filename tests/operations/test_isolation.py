@@ -12,7 +12,7 @@ from storm_dagster.core.liveness.causes import LivenessMemory
 from storm_dagster.core.liveness.detection import observe
 from storm_dagster.core.liveness.limits import LivenessLimits
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
@@ -64,6 +64,29 @@ def test_isolation_hosts_without_effect_are_a_warning(
     assert warning.startswith("topology 'wc': ")
     assert "isolation.scheduler.machines" in warning
     assert sentence in warning
+
+
+@pytest.mark.parametrize(
+    ("hosts", "sentence"),
+    [
+        (
+            [f"host-{number:05}" for number in range(5000)],
+            "the 5000 hosts of isolation.scheduler.machines take 70000 bytes",
+        ),
+        ([""], "isolation.scheduler.machines lists '', which is no host name"),
+        (["s1", "s 2"], "isolation.scheduler.machines lists 's 2', which is no host name"),
+        (["s1\n"], r"isolation.scheduler.machines lists 's1\\n', which is no host name"),
+    ],
+    ids=["many", "empty", "space", "line end"],
+)
+def test_isolation_hosts_that_no_record_can_hold_are_refused(
+    world: World, hosts: list[str], sentence: str
+) -> None:
+    before = world.blobs.keys("")
+    with pytest.raises(InvalidTopology, match=f"^topology 'wc': {sentence}"):
+        world.submit("wc", conf=isolated(*hosts))
+    assert not world.cluster.load_view().topologies
+    assert [key for key in world.blobs.keys("") if not key.startswith("upload.")] == list(before)
 
 
 def test_an_isolated_topology_is_spread_when_its_host_is_back(world: World) -> None:

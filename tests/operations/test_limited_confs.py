@@ -109,6 +109,28 @@ def test_a_rebalance_makes_no_more_tasks_than_a_submission_may(world: World) -> 
     rebalance(world.context(), "wc", executors={"split": 3}, wait_secs=0)
 
 
+@pytest.mark.parametrize(
+    ("key", "too_many", "fitting"),
+    [
+        ("slots", {"workers": 4}, {"workers": 3}),
+        ("executors", {"executors": {"split": 9}}, {"executors": {"split": 1}}),
+    ],
+)
+def test_a_rebalance_keeps_the_limits_of_a_topology(
+    world: World, key: str, too_many: dict[str, Any], fitting: dict[str, Any]
+) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    before = world.named()
+    world.conf[f"nimbus.{key}.perTopology"] = 3
+    with pytest.raises(InvalidTopology, match=rf"nimbus\.{key}\.perTopology allows 3"):
+        rebalance(world.context(), "wc", wait_secs=0, **too_many)
+    assert world.named() == before
+    rebalance(world.context(), "wc", wait_secs=0, **fitting)
+    # What was there before the limit may stay, and become less.
+    world.conf[f"nimbus.{key}.perTopology"] = 1
+    assert rebalance(world.context(), "wc", workers=2, wait_secs=0).workers == 2
+
+
 def test_a_refusal_names_the_topology_that_isolates_or_holds(world: World) -> None:
     world.submit(
         "evil",

@@ -44,6 +44,12 @@ MAX_SUBMITTED_KEYS_BYTES = 30 * 1024
 The release before accepts 64 KiB of unknown fields, and the record may hold the keys of two
 versions of the code.
 """
+_MAX_ISOLATION_BYTES = 16 * 1024
+"""Room for the hosts of ``isolation.scheduler.machines`` in a topology's record.
+
+A record that has ended a gray upgrade holds them twice, the second time as an unknown field of the
+release before.
+"""
 _IDENTIFIER = r"[^\W\d]\w*"
 """Pattern of a Python identifier."""
 _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
@@ -89,6 +95,7 @@ def normalize_submission(
     check_spark_keys(cluster, conf, normal)
     _check_limits(cluster, normal, total)
     _check_submitted_keys(submitted)
+    _check_isolation(normal.name, total)
     # Raises if the table is too large for a node of ZooKeeper.
     encode_record(number_tasks(with_system_components(normal, total), total))
     return conf, normal
@@ -103,6 +110,23 @@ def _check_submitted_keys(submitted: Conf) -> None:
             "topology's "
             f"record has room for {MAX_SUBMITTED_KEYS_BYTES}: use fewer keys, such as one map"
         )
+
+
+def _check_isolation(name: str, conf: Conf) -> None:
+    """Check that the isolation hosts are names, and that they fit into the topology's record."""
+    hosts: list[str] = list(conf.get("isolation.scheduler.machines") or ())
+    size = len(json.dumps(hosts))
+    if size > _MAX_ISOLATION_BYTES:
+        raise InvalidTopology(
+            f"topology {name!r}: the {len(hosts)} hosts of isolation.scheduler.machines take {size} "
+            f"bytes, a topology's record has room for {_MAX_ISOLATION_BYTES}: list fewer hosts"
+        )
+    for host in hosts:
+        if not host or host != "".join(host.split()) or not host.isprintable():
+            raise InvalidTopology(
+                f"topology {name!r}: isolation.scheduler.machines lists {host!r:.60}, which is no "
+                "host name: use the hosts that `storm-dagster status` shows"
+            )
 
 
 def validate_topology(spec: TopologySpec, conf: Conf) -> None:
@@ -162,19 +186,26 @@ def check_task_limit(cluster: Conf, name: str, tasks: int) -> None:
         )
 
 
+def check_size_limits(cluster: Conf, name: str, *, executors: int = 0, workers: int = 0) -> None:
+    """Check ``nimbus.executors.perTopology`` and ``nimbus.slots.perTopology``.
+
+    ``executors`` are those of the topology's own components.
+    """
+    for unit, number in (("executors", executors), ("slots", workers)):
+        key = f"nimbus.{unit}.perTopology"
+        limit = cluster.get(key)
+        if limit is not None and number > limit:
+            raise InvalidTopology(
+                f"topology {name!r} asks for {number} {unit}, {key} allows {limit}: ask for fewer"
+            )
+
+
 def _check_limits(cluster: Conf, spec: TopologySpec, conf: Conf) -> None:
     """Check the cluster's limits for one topology, without system components."""
     tasks = sum(task_count(part, conf) for _, _, part in spec.components())
     check_task_limit(cluster, spec.name, tasks)
     executors = sum(part.parallelism for _, _, part in spec.components())
-    for unit, number in (("executors", executors), ("slots", int(conf["topology.workers"]))):
-        key = f"nimbus.{unit}.perTopology"
-        limit = cluster.get(key)
-        if limit is not None and number > limit:
-            raise InvalidTopology(
-                f"topology {spec.name!r} asks for {number} {unit}, {key} allows {limit}: "
-                "ask for fewer"
-            )
+    check_size_limits(cluster, spec.name, executors=executors, workers=conf["topology.workers"])
 
 
 def _check_values(conf: Conf, keys: Iterable[str], owner: str = "") -> None:

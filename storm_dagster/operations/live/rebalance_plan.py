@@ -9,7 +9,7 @@ from storm_dagster.core.scheduling.obstacles import slot_limits
 from storm_dagster.core.submission.conf import base_conf, with_base_conf
 from storm_dagster.core.submission.quotas import check_quotas
 from storm_dagster.core.submission.tasks import fixed_task_components, rescale
-from storm_dagster.core.submission.validation import check_task_limit
+from storm_dagster.core.submission.validation import check_size_limits, check_task_limit
 from storm_dagster.core.usable_slots import usable_slots
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import TOPOLOGY_MASTER
@@ -70,9 +70,7 @@ def plan_request(
         for component, count in request.executors.items()
         if count != current_executors.get(component)
     }
-    tasks = _requested_tasks(topology.tasks, request.executors)
-    if tasks > _requested_tasks(topology.tasks, {}):
-        check_task_limit(ctx.values(), topology.base.name, tasks)
+    _check_growth(ctx, topology, topology.tasks, request)
     table = rescale(topology.tasks, changed_executors, fixed_task_components(runnable.spec))
     batch, result = place_request(ctx, view, topology, runnable, table, request)
     placement = result.placement(topology.base.name)
@@ -92,6 +90,30 @@ def plan_request(
     )
     limits = _limits(view, topology, runnable, request)
     return RebalancePlan(request, table, result, changed, disturbs, bound, base_fields, limits)
+
+
+def _check_growth(
+    ctx: OperationsContext, topology: TopologyView, table: TaskTable, request: PendingRebalance
+) -> None:
+    """Check the cluster's limits for one topology, each for a number that grows.
+
+    A limit that was lowered after the submission does not prevent other rebalances.
+    """
+    base = topology.base
+    cluster = ctx.values()
+    tasks = _requested_tasks(table, request.executors)
+    if tasks > _requested_tasks(table, {}):
+        check_task_limit(cluster, base.name, tasks)
+    executors = _own_executors(request.executors)
+    if executors > _own_executors(base.executors):
+        check_size_limits(cluster, base.name, executors=executors)
+    if request.workers > base.workers:
+        check_size_limits(cluster, base.name, workers=request.workers)
+
+
+def _own_executors(executors: Mapping[str, int]) -> int:
+    """Number of executors without those of system components."""
+    return sum(count for component, count in executors.items() if not component.startswith("__"))
 
 
 def _limits(
