@@ -6,7 +6,7 @@ them.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 OUTCOME_TAG = "storm/outcome"
@@ -47,6 +47,12 @@ class RunResult:
         if self.warnings:
             tags[WARNINGS_TAG] = json.dumps(_bounded(self.warnings))
         return tags
+
+    def with_warnings(self, warnings: Sequence[str]) -> "RunResult":
+        """The result with these warnings, too; those that it has are not repeated."""
+        cut_warnings = [text[:_MAX_CHARS] for text in warnings]
+        all_warnings = dict.fromkeys((*self.warnings, *cut_warnings))
+        return replace(self, warnings=tuple(all_warnings))
 
     @staticmethod
     def of_tags(tags: Mapping[str, str]) -> "RunResult":

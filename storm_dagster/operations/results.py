@@ -276,6 +276,13 @@ class RebalanceResult(TopologyResult):
     warnings: tuple[str, ...] = ()
     """Parts of the request that are kept without an effect."""
 
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """Parts of the request and of the topology's conf that have no effect."""
+        if self.placement is None:
+            return self.warnings
+        return (*self.warnings, *self.placement.warnings)
+
 
 @dataclass(frozen=True)
 class CleanResult:

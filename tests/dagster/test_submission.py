@@ -14,6 +14,8 @@ from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
 from storm_dagster.host.endpoints import cluster_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
+from storm_dagster.model.removed_keys import REMOVED_KEYS
+from storm_dagster.model.run_result import RunResult
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit.sweeping import delete_blobs
 from storm_rigs.dagster.dagster_results import materialized, shown, step_failure
@@ -74,6 +76,18 @@ def test_the_metadata_shows_what_a_person_wants(world: DagsterWorld) -> None:
     assert materialized(result, "active_topology")["status"] == "ACTIVE"
     for asset in (key.path[-1] for key in STAGES):
         assert materialized(result, asset)["seconds"] >= 0
+
+
+def test_warnings_of_conf_and_placement_are_tags_of_the_run(world: DagsterWorld) -> None:
+    key = min(REMOVED_KEYS)
+    conf = {key: "old", "isolation.scheduler.machines": ["s1", "nowhere"]}
+    result = world.submit("wc", conf=conf)
+    assert result.success
+    run = world.instance.get_run_by_id(result.run_id)
+    assert run is not None
+    removed, isolated = RunResult.of_tags(run.tags).warnings
+    assert key in removed
+    assert "topology 'wc': no supervisor is registered on nowhere" in isolated
 
 
 def test_an_unregistered_name_materializes_nothing(world: DagsterWorld) -> None:

@@ -39,6 +39,18 @@ def test_a_rebalance_without_effect_names_the_limits_of_its_slots(world: World) 
 
 
 @pytest.mark.zookeeper
+def test_hosts_without_effect_are_warnings_of_rebalance_and_update(world: World) -> None:
+    conf = {"topology.workers": 2, "isolation.scheduler.machines": ["s1", "s9"]}
+    world.submit("wc", conf=conf)
+    expected = "no supervisor is registered on s9 of its isolation.scheduler.machines"
+    (warning,) = rebalance_result(rebalance(world.context(), "wc")).warnings
+    assert expected in warning
+    world.upload("new", conf=conf)
+    result = lifecycle.update(world.context(), "wc", token="new", handle="new")
+    assert [expected in warning for warning in result.warnings] == [True]
+
+
+@pytest.mark.zookeeper
 def test_a_rebalance_says_how_many_tasks_moved(world: World) -> None:
     world.submit("wc")
     before = world.assignment("wc")
@@ -84,6 +96,12 @@ def test_a_result_is_read_from_the_tags_of_its_run(result: RunResult) -> None:
     else:
         assert read == result
     assert RunResult.of_document(result.to_document()) == result
+
+
+def test_warnings_are_added_once() -> None:
+    first = RunResult("changed").with_warnings(["a", "b" * 999])
+    again = RunResult.of_tags(first.to_tags()).with_warnings(["b" * 999, "c", "c"])
+    assert again == RunResult("changed", warnings=("a", "b" * 300, "c"))
 
 
 def test_many_warnings_are_bounded_and_counted() -> None:

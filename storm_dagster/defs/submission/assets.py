@@ -6,7 +6,7 @@ each stage can be repeated alone, in another process.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -249,13 +249,21 @@ def topology_conf(
 
         report = run_stage(ops, token, stage)
         _keep_key(context, ops, names, name)
-    for warning in report.warnings:
-        context.log.warning(warning)
-    if report.warnings:
-        # The client of the submission reads them there.
-        tags = RunResult(warnings=report.warnings).to_tags()
-        context.instance.add_run_tags(context.run.run_id, tags)
+    _warn(context, report.warnings)
     return _with_seconds(conf_metadata(report), began)
+
+
+def _warn(context: dg.AssetExecutionContext, warnings: Sequence[str]) -> None:
+    """Log warnings about the submitted conf, and add them to those in the run's tags.
+
+    The client of the submission reads them there.
+    """
+    for warning in warnings:
+        context.log.warning(warning)
+    if warnings:
+        earlier = RunResult(warnings=RunResult.of_tags(tags_of(context)).warnings)
+        tags = earlier.with_warnings(warnings).to_tags()
+        context.instance.add_run_tags(context.run.run_id, tags)
 
 
 def _staged_token(ops: OperationsContext, name: str) -> str:
@@ -319,8 +327,7 @@ def assignment(
         token = token_for(context, ops, name)
         report = run_stage(ops, token, lambda: submission.stage_assignment(ops, token=token))
         _keep_key(context, ops, names, name)
-        for warning in report.placement.warnings:
-            context.log.warning(warning)
+        _warn(context, report.placement.warnings)
         if report.in_force is not None:
             current = task_components(ops, report.topology_id)
             return _with_seconds(running_metadata(report, report.in_force, current), began)
@@ -349,6 +356,7 @@ def published_assignment(
         _keep_key(context, ops, names, name)
         components = read_tasks(ops, token).table.component_of()
     if report.replanned:
+        _warn(context, report.placement.warnings)
         # The cluster had changed since storm/assignment was computed: this is its newest value.
         context.log_event(
             dg.AssetMaterialization(

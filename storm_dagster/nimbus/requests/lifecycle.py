@@ -219,11 +219,9 @@ class LifecycleRequests:
         placement = report.placement
         workers: list[dict[str, Any]] = []
         moves: list[Any] = []
-        warnings: list[str] = []
         if placement is not None:
             workers = [_planned_worker(document) for document in placement.worker_documents()]
             moves = moves_document(report.assignment, placement, report.components)
-            warnings = list(placement.warnings)
         return {
             "outcome": report.outcome,
             "moved": report.moved,
@@ -231,7 +229,7 @@ class LifecycleRequests:
             "tasks_removed": list(report.tasks_removed),
             "workers": workers,
             "moves": moves,
-            "warnings": warnings,
+            "warnings": list(report.all_warnings),
         }
 
     def launch_missing_update(self, record: TokenRecord) -> str:

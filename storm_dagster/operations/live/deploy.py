@@ -13,6 +13,7 @@ from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.names import topology_name_of
+from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.records import encode_record
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -137,19 +138,21 @@ def update(
     """
     replaced = _target(ctx, token, name)
 
+    conf_warnings: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     changes: tuple[UpdateChange, ...] = ()
 
     def attempt() -> LifecycleResult:
-        nonlocal replaced, warnings, changes
+        nonlocal replaced, conf_warnings, warnings, changes
         if not _is_published(ctx, token):
             old = topology_by_name(ctx.cluster.load_view(), replaced)
             replaced = old.id
-            staged, tasks = _stage(
+            staged, tasks, placement = _stage(
                 ctx, old, token=token, handle=handle, allow_degraded=allow_degraded
             )
             # A later attempt may find the staged parts alone, which are not checked again.
-            warnings = staged.warnings or warnings
+            conf_warnings = staged.warnings or conf_warnings
+            warnings = (*conf_warnings, *placement.warnings)
             changes = tasks.changes
         return dataclasses.replace(_replace(ctx, token), warnings=warnings, changes=changes)
 
@@ -174,7 +177,7 @@ def _stage(
     token: str,
     handle: str | None,
     allow_degraded: bool,
-) -> tuple[ConfResult, TasksResult]:
+) -> tuple[ConfResult, TasksResult, TopologyPlacement]:
     """Check, store and place the successor of ``old``, which is not touched."""
     check_replaceable(old)
     staged = submission.stage_conf(
@@ -187,11 +190,11 @@ def _stage(
     )
     submission.stage_code(ctx, token=token)
     tasks = submission.stage_tasks(ctx, token=token)
-    submission.stage_assignment(ctx, token=token)
+    planned = submission.stage_assignment(ctx, token=token)
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
     check_uploaded_archive(ctx, record.archive, spec, total_conf(ctx.values(), conf))
-    return staged, tasks
+    return staged, tasks, planned.placement
 
 
 def _is_published(ctx: OperationsContext, token: str) -> bool:

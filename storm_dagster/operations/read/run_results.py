@@ -21,7 +21,7 @@ def rebalance_result(report: RebalanceResult) -> RunResult:
         text = f"nothing to move: {where}, {report.limits}"
     else:
         text = f"nothing to move: {where} are even"
-    return RunResult(report.outcome, report.moved, text, report.warnings)
+    return RunResult(report.outcome, report.moved, text, report.all_warnings)
 
 
 def _size_of(assignment: Assignment | None) -> str:
