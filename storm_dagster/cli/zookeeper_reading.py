@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 
 from storm_dagster.core.host_problems import supervisor_problems
+from storm_dagster.core.liveness.pause import pause_text
 from storm_dagster.core.snapshot.statuses import down_tasks
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
@@ -41,6 +42,11 @@ def check_by_zookeeper(conf: ClusterConf) -> Iterator[HealthResult]:
         return
     name = leader.decode("utf-8", "replace") if leader else "none"
     yield "ok", f"by ZooKeeper: {len(view.supervisors)} supervisors, the leader is {name}", ""
+    if view.healing_pause is not None:
+        remedy = (
+            "start a nimbus: it ends the pause at its time, or by `storm-dagster resume-healing`"
+        )
+        yield "warning", pause_text(view.healing_pause), remedy
     for path, reason in sorted(view.corrupt.items()):
         text = f"the records of {path} cannot be read: {reason}"
         yield "broken", text, "restore it from a backup (docs/backup.md)"

@@ -19,6 +19,7 @@ from storm_dagster.cli.check_runner import run_checks
 from storm_dagster.model import paths
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.healing_pause import HealingPause
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -217,11 +218,15 @@ def test_without_a_nimbus_it_reads_zookeeper_and_names_the_rest(
         # On a host that lives, and within the time that the conf grants.
         place = WorkerSlot(node="s1", host="h1", port=1, tasks="1-2")
         add_topology(state, "late", 100, place, int(time.time()) - 600)
+        now_ms = int(time.time()) * 1000
+        pause = HealingPause(since_ms=now_ms, until_ms=now_ms + 600_000, user="ann")
+        state.state.create_node(paths.HEALING_PAUSE, encode_record(pause))
         conf.update({"nimbus.seeds": ["127.0.0.1:9"], "nimbus.task.launch.secs": 3600})
         done = doctor(tmp_path, conf)
     texts = found_by(done, "cluster")
     assert done.code == 4 and texts[0][0] == "broken"
     assert any("by ZooKeeper: 1 supervisors" in text for _, text in texts)
+    assert any(text.startswith("healing is paused by ann until") for _, text in texts)
     assert ("warning", "topology wc000: 2 tasks do not run") in texts
     assert ("warning", "and 2 more topologies have tasks that do not run") in texts
     assert not any("topology late" in text for _, text in texts)
