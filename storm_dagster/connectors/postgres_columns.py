@@ -25,6 +25,10 @@ Users that may only insert into the table can read the catalog.
 """
 _MAX_NAME_BYTES = 63
 """PostgreSQL truncates a longer name."""
+_SECOND_FIELD = 1 << 12
+"""Bit of seconds in the modifier of an interval."""
+_FIELD_SECS = ((1 << 11, 60), (1 << 10, 3600), (1 << 3, 86_400))
+"""Bit of a unit in the modifier of an interval, and its seconds; the smallest unit first."""
 
 
 class Column(NamedTuple):
@@ -80,6 +84,29 @@ class Column(NamedTuple):
     def second_digits(self) -> int:
         """Digits of a fraction of a second that a type of times keeps."""
         return 6 if self.modifier < 0 else min(6, self.modifier & 0xFFFF)
+
+    @property
+    def interval_fields(self) -> int:
+        """Bits of the units that an ``interval year to month`` and the like keep.
+
+        0 for an interval that has seconds, and so all units.
+        """
+        if self.type != "interval" or self.modifier < 0:
+            return 0
+        fields = (self.modifier >> 16) & 0x7FFF
+        return 0 if fields & _SECOND_FIELD else fields
+
+    @property
+    def interval_step_secs(self) -> int:
+        """Seconds of the smallest unit that an interval keeps.
+
+        0 for one with microseconds; -1 for one of months or years, which no number of seconds is.
+        """
+        fields = self.interval_fields
+        for bit, secs in _FIELD_SECS:
+            if fields & bit:
+                return secs
+        return -1 if fields else 0
 
 
 Columns = Mapping[str, Column]

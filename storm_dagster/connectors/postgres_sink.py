@@ -1,6 +1,6 @@
 """PostgreSQL as a sink."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -10,6 +10,7 @@ from storm_dagster.connectors.postgres_columns import (
     column_of,
     columns_of,
 )
+from storm_dagster.connectors.postgres_errors import reason_of, unsent_reason_of
 from storm_dagster.connectors.postgres_values import ColumnMisfit, column_value, plain_types
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Rejected, Retry, Row, write_or_reject
@@ -22,6 +23,10 @@ _MISFIT_ERRORS = (
     "UndefinedColumn",
     "SyntaxError",
     "GeneratedAlways",
+    "DuplicateColumn",
+    "TooManyColumns",
+    # A field with the name of a system column, such as ctid.
+    "FeatureNotSupported",
     "ColumnMisfit",
 )
 """Names of the errors of a row that does not fit the columns, or of any row."""
@@ -151,7 +156,12 @@ class PostgresSink:
             self._checks_constraints = False
 
             def insert(part: Sequence[Row]) -> None:
-                self._insert(cursor, part, part is rows)
+                try:
+                    self._insert(cursor, part, part is rows)
+                except (self._psycopg.Error, UnicodeError) as error:
+                    if len(part) == 1 and self._is_row_error(error):
+                        raise self._named_error(error, part[0]) from None
+                    raise
 
             try:
                 write_or_reject(rows, insert, self._is_row_error)
@@ -167,6 +177,38 @@ class PostgresSink:
                     ) from None
                 raise
             self._check_columns()
+
+    def _named_error(self, error: Exception, row: Row) -> Exception:
+        """An error about a row, with the column and the type of its value if they are known."""
+        names = list(row.values)
+        if self._has_own_id(row.values):
+            names.append(_RECORD_ID)
+        if getattr(error, "sqlstate", None) is not None:
+            reason = reason_of(error, names, row.values, self._columns)
+        else:
+            reason = unsent_reason_of(error, self._unsent_column(row), row.values)
+        return ValueError(reason) if isinstance(error, UnicodeError) else type(error)(reason)
+
+    def _unsent_column(self, row: Row) -> str | None:
+        """The column whose value the client cannot send; ``None`` if it is not known."""
+        transformer = self._psycopg.adapt.Transformer(self._db)
+        for name, value in row.values.items():
+            try:
+                transformer.get_dumper(value, self._psycopg.adapt.PyFormat.AUTO).dump(value)
+            except Exception:
+                return name
+        return None
+
+    def _key_columns(self) -> list[str]:
+        """Columns of the key.
+
+        With an owner no row is written twice, so that by default none is replaced.
+        """
+        return self._key or ([] if self._owner else [_RECORD_ID])
+
+    def _has_own_id(self, fields: Collection[str]) -> bool:
+        """True if the id of a row with these fields is a column of its own."""
+        return _RECORD_ID in self._key_columns() and _RECORD_ID not in fields
 
     def _retry_refused(self, cursor: Any, rows: Sequence[Row], refused: dict[int, str]) -> None:
         """Insert the refused rows that only lacked a later row.
@@ -214,13 +256,16 @@ class PostgresSink:
 
         Raises the error of a row that does not fit, or of the table.
         """
-        # With an owner no row is written twice, so that it replaces none.
-        key = self._key or ([] if self._owner else [_RECORD_ID])
+        key = self._key_columns()
         with self._db.transaction():
             # A statement for each run of rows with the same fields.
             for fields, same_fields in groupby(rows, lambda row: tuple(row.values)):
                 names = list(fields)
-                if _RECORD_ID in key and _RECORD_ID not in fields:
+                if not names:
+                    raise ColumnMisfit(
+                        "the row has no columns: return a map with fields, or None, from row_of"
+                    )
+                if self._has_own_id(fields):
                     names.append(_RECORD_ID)
                 own_rows = list(same_fields)
                 columns = [self._named_column(name) for name in names]
@@ -252,7 +297,7 @@ class PostgresSink:
             "and not exists (select from {table} where {column} = %(id)s)"
         )
         statement = sql.SQL(text).format(
-            table=sql.Identifier(*self._table.split(".")), column=sql.Identifier(_RECORD_ID)
+            table=self._identifier(*self._table.split(".")), column=sql.Identifier(_RECORD_ID)
         )
         cursor.executemany(statement, ids)
 
@@ -318,20 +363,25 @@ class PostgresSink:
         column_type = column.type + ("[]" if column.is_array else "")
         return sql.SQL("{}::pg_catalog." + column_type).format(sql.Placeholder())
 
+    def _identifier(self, *names: Any) -> Any:
+        """A name in a statement with parameters, in which psycopg reads ``%`` as their begin."""
+        parts = [name.replace("%", "%%") if isinstance(name, str) else name for name in names]
+        return self._sql.Identifier(*parts)
+
     def _statement(self, names: Sequence[str], key: Sequence[str]) -> Any:
         """The statement that inserts these columns, or updates the row with the same key."""
         sql = self._sql
         comma = sql.SQL(", ")
         update = sql.SQL("{0} = excluded.{0}")
-        updates = [update.format(sql.Identifier(name)) for name in names if name not in key]
+        updates = [update.format(self._identifier(name)) for name in names if name not in key]
         text = "insert into {table} ({columns}) values ({placeholders})"
         if key:
             action = "do update set {updates}" if updates else "do nothing"
             text += f" on conflict ({{key}}) {action}"
         return sql.SQL(text).format(
-            table=sql.Identifier(*self._table.split(".")),
-            columns=comma.join([sql.Identifier(name) for name in names]),
+            table=self._identifier(*self._table.split(".")),
+            columns=comma.join([self._identifier(name) for name in names]),
             placeholders=comma.join([self._placeholder(name) for name in names]),
-            key=comma.join([sql.Identifier(name) for name in key]),
+            key=comma.join([self._identifier(name) for name in key]),
             updates=comma.join(updates),
         )

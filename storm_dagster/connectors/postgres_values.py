@@ -3,7 +3,6 @@
 See ``docs/decisions.md#values-at-sinks``.
 """
 
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -14,6 +13,12 @@ from typing import Any
 from uuid import UUID
 
 from storm_dagster.connectors.postgres_columns import Column
+from storm_dagster.connectors.postgres_times import (
+    clock_word_of,
+    dropped_from_interval,
+    dropped_from_time,
+    is_range_of_times,
+)
 from storm_dagster.model.json_text import NoJsonForm, json_text, type_name
 from storm_dagster.model.numbers import exact_decimal
 
@@ -21,13 +26,10 @@ _MAX_SCALE = 16_383
 """Digits behind the point of a ``numeric``."""
 _MAX_NAME_BYTES = 63
 """Length of a ``name``."""
-_CLOCK_WORDS = ("now", "today", "tomorrow", "yesterday")
-"""Text that the server reads as a time of its own clock."""
-_TIME_TEXT = re.compile(
-    r"\s*\d{4}-\d\d-\d\d[T ](\d\d(?::?\d\d){1,2})(?:\.(\d+))?\s*(Z|UTC|[+-]\d\d(?::?\d\d)*)?\s*",
-    re.IGNORECASE,
-)
-"""A time in ISO 8601: (clock, fraction of a second, offset)."""
+_MONEY_SCALE = 2
+"""Digits behind the point of ``money`` in nearly all locales of a server."""
+_WHOLE_TEXT_TYPES = ("bool", "int2", "int4", "int8", "text", "varchar", "bytea", "uuid")
+"""Types without a modifier that keep every part of a text that the server reads."""
 _PLAIN_TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "int2": (int,),
@@ -144,7 +146,8 @@ def _keeps(number: Decimal, column: Column) -> bool:
         double = float(number)
         if column.type == "float8":
             return number in (Decimal(repr(double)), Decimal(double))
-        struct.pack("f", double)
+        # Only the standard size checks the range.
+        struct.pack("<f", double)
     except OverflowError:
         return False
     from numpy import float32
@@ -254,11 +257,7 @@ def _bytes(value: Any, column: Column, rounds: bool) -> Any:
 def _date(value: Any, column: Column, rounds: bool) -> Any:
     """Dates. A ``datetime`` would lose its time."""
     if isinstance(value, str):
-        _check_word(value, column)
-        match = _TIME_TEXT.fullmatch(value)
-        if match and not rounds and (match[1] + (match[2] or "")).strip("0:"):
-            raise _changed(value, column, "which has a time")
-        return str.__str__(value)
+        return _time_text(value, column, rounds)
     if isinstance(value, datetime):
         if rounds:
             return value
@@ -271,7 +270,7 @@ def _date(value: Any, column: Column, rounds: bool) -> Any:
 def _timestamp(value: Any, column: Column, rounds: bool) -> Any:
     """Times, with and without an offset as the server converts them; a date is its midnight."""
     if isinstance(value, str):
-        return _timestamp_text(value, column, rounds)
+        return _time_text(value, column, rounds)
     if isinstance(value, datetime):
         _check_fraction(value, value.microsecond, column, rounds)
         return value
@@ -280,31 +279,24 @@ def _timestamp(value: Any, column: Column, rounds: bool) -> Any:
     raise _misfit(value, column, "make it a datetime")
 
 
-def _check_word(text: str, column: Column) -> None:
-    """Raise for a word that the server reads as the time of the write."""
-    if text.strip().lower() in _CLOCK_WORDS:
+def _time_text(text: str, column: Column, rounds: bool) -> str:
+    """Text of a time, which the server reads, if the column keeps all of its parts."""
+    word = clock_word_of(text)
+    if word:
         raise ValueError(
-            f"{column.name} would hold the time of the write instead of {text!r}: write the time"
+            f"{column.name} would hold the time of the write instead of {text!r:.60}: write the "
+            "time"
         )
-
-
-def _timestamp_text(text: str, column: Column, rounds: bool) -> str:
-    _check_word(text, column)
-    match = _TIME_TEXT.fullmatch(text)
-    if match and not rounds:
-        _, fraction, offset = match.groups()
-        if offset and column.type == "timestamp":
-            raise _changed(text, column, "whose offset it ignores")
-        if len((fraction or "").rstrip("0")) > column.second_digits:
-            raise _changed(text, column, f"of which it keeps {column.second_digits} digits")
+    dropped = "" if rounds else dropped_from_time(text, column)
+    if dropped:
+        raise _changed(text, column, dropped)
     return str.__str__(text)
 
 
 def _time(value: Any, column: Column, rounds: bool) -> Any:
     """Times of a day; ``time`` has no offset."""
     if isinstance(value, str):
-        _check_word(value, column)
-        return str.__str__(value)
+        return _time_text(value, column, rounds)
     if not isinstance(value, time):
         raise _misfit(value, column, "make it a time")
     if value.tzinfo is not None and column.type == "time" and not rounds:
@@ -314,10 +306,17 @@ def _time(value: Any, column: Column, rounds: bool) -> Any:
 
 
 def _interval(value: Any, column: Column, rounds: bool) -> Any:
+    """Intervals; one such as ``interval hour`` keeps no smaller units."""
     if isinstance(value, str):
+        dropped = "" if rounds else dropped_from_interval(value, column)
+        if dropped:
+            raise _changed(value, column, dropped)
         return str.__str__(value)
     if not isinstance(value, timedelta):
         raise _misfit(value, column, "make it a timedelta")
+    step = column.interval_step_secs
+    if step and value and not rounds and (step < 0 or value % timedelta(seconds=step)):
+        raise _changed(value, column, "whose smaller units it drops")
     _check_fraction(value, value.microseconds, column, rounds)
     return value
 
@@ -353,8 +352,7 @@ def _uuid(value: Any, column: Column, rounds: bool) -> Any:
 def _array(value: Any, column: Column, rounds: bool) -> list[Any] | str:
     """A list of values for the elements; of one dimension if they are JSON."""
     if isinstance(value, str) and not column.is_json:
-        # The server reads its notation of arrays.
-        return value
+        return _array_text(value, column, rounds)
     if not isinstance(value, list | tuple):
         reason = f"an array takes a list, and the value is of type {type_name(value)}"
         raise ColumnMisfit(f"{reason}: put it into a list")
@@ -374,9 +372,42 @@ def _array(value: Any, column: Column, rounds: bool) -> list[Any] | str:
     return elements
 
 
+def _array_text(text: str, column: Column, rounds: bool) -> str:
+    """The server's notation of an array, for elements of which it drops no part."""
+    keeps_all = column.modifier < 0 and column.type in _WHOLE_TEXT_TYPES
+    if rounds or keeps_all:
+        return str.__str__(text)
+    raise ValueError(f"{column.name} may drop a part of an element: make the text a list")
+
+
+def _money(value: Any, column: Column, rounds: bool) -> Any:
+    """Amounts with two digits behind the point."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        raise _misfit(value, column, "make it a Decimal")
+    if isinstance(value, str):
+        fraction = value.strip().rpartition(".")[2] if "." in value else ""
+        digits = sum(map(str.isdigit, fraction.rstrip("0")))
+    else:
+        number = exact_decimal(value)
+        digits = _scale(number) if number.is_finite() else 0
+    if digits > _MONEY_SCALE and not rounds:
+        raise _changed(value, column, f"which has more than {_MONEY_SCALE} digits behind the point")
+    return str.__str__(value) if isinstance(value, str) else exact_decimal(value)
+
+
+def _object_id(value: Any, column: Column, rounds: bool) -> Any:
+    """Whole numbers of 32 bits without a sign: the server turns negative ones into others."""
+    number = _whole(value, column, rounds)
+    if str(number).lstrip().startswith("-"):
+        raise _changed(value, column, "which is negative")
+    return number
+
+
 def _other(value: Any, column: Column | None, rounds: bool) -> Any:
     """A value as psycopg writes it, for the types that this module does not know."""
     remedy = "make it text, a number, a list or a map in row_of"
+    if isinstance(value, str) and column is not None and is_range_of_times(column):
+        return _time_text(value, column, rounds)
     if isinstance(value, set | frozenset) or is_dataclass(value):
         raise ColumnMisfit(
             f"PostgreSQL has no form of a value of type {type_name(value)}: {remedy}"
@@ -402,6 +433,8 @@ _WRITERS: dict[str, _Write] = {
     "float4": _double,
     "float8": _double,
     "numeric": _numeric,
+    "money": _money,
+    "oid": _object_id,
     "text": _text,
     "varchar": _text,
     "bpchar": _text,

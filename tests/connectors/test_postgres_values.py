@@ -213,6 +213,32 @@ LOSSY: list[tuple[str, Any, str]] = [
     ("int4[]", [1, 2.5], "which is not a whole number"),
     ("tsvector", [], "an empty list has no form"),
     ("text", {1, 2}, "no form of a value of type set"),
+    ("time", "10:00:00.1234567", "of which it keeps 6 digits"),
+    ("time", "10:00:00+02", "whose offset it ignores"),
+    ("time", "2026-01-01 10:00:00", "whose date it drops"),
+    ("timetz(1)", "10:00:00.25+02", "of which it keeps 1 digits"),
+    ("date", "Jan 3 2026 10:00", "which has a time"),
+    ("date", "20260103T101500", "which has a time"),
+    ("date", "2026-01-01T00:00:00+05:00", "whose offset it ignores"),
+    ("date", "now()", "the time of the write"),
+    ("timestamp", "tomorrow 10:00", "the time of the write"),
+    ("timestamp", "20260101T101010+0200", "whose offset it ignores"),
+    ("timestamp", "2026-01-01 10:00:00 Europe/Berlin", "whose offset it ignores"),
+    ("timestamp", "2026-01-01 10:00:00 EST", "whose offset it ignores"),
+    ("timestamptz", "Jan 3 2026 10:00:00.1234567 UTC", "of which it keeps 6 digits"),
+    ("tsrange", "[2026-01-01 10:00+02,]", "whose offset it ignores"),
+    ("timestamp[]", "{2026-01-01 10:00+02}", "make the text a list"),
+    ("numeric(6,2)[]", "{1.005}", "make the text a list"),
+    ("interval", "1.1234567 seconds", "of which it keeps 6 digits"),
+    ("interval(0)", "1.5 seconds", "of which it keeps 0 digits"),
+    ("interval year to month", timedelta(days=40), "whose smaller units it drops"),
+    ("interval hour", timedelta(minutes=90), "whose smaller units it drops"),
+    ("interval hour", "90 minutes", "of which it may drop a part"),
+    ("interval day", "1 day 12:00:00", "of which it may drop a part"),
+    ("money", Decimal("1.234"), "more than 2 digits behind the point"),
+    ("money", "$1.239", "more than 2 digits behind the point"),
+    ("oid", -1, "which is negative"),
+    ("oid", "-1", "which is negative"),
 ]
 
 
@@ -245,6 +271,20 @@ EXACT: list[tuple[str, Any, str]] = [
     ("int4[]", [], "{}"),
     ("int4[]", [[1, 2], [3, 4]], "{{1,2},{3,4}}"),
     ("text[]", ["a", None, "{}"], '{a,NULL,"{}"}'),
+    ("int4[]", "{1,2}", "{1,2}"),
+    ("time", "10:00 PM", "22:00:00"),
+    ("date", "Jan 3 2026", "2026-01-03"),
+    ("date", "2026-01-01T00:00:00Z", "2026-01-01"),
+    ("timestamp", "2026-01-01 10:00:00", "2026-01-01 10:00:00"),
+    ("timestamp", "20260101T101010", "2026-01-01 10:10:10"),
+    ("timestamp", "epoch", "1970-01-01 00:00:00"),
+    ("timestamptz", "20260101T101010.5-0200", "2026-01-01 12:10:10.5+00"),
+    ("tstzrange", "[2026-01-01 10:00+02,]", '["2026-01-01 08:00:00+00",)'),
+    ("interval year to month", "1 year 2 months", "1 year 2 mons"),
+    ("interval hour", timedelta(days=1, hours=2), "1 day 02:00:00"),
+    ("interval minute to second(2)", timedelta(days=2, seconds=1), "2 days 00:00:01"),
+    ("money", 1.5, "$1.50"),
+    ("oid", 2**32 - 1, "4294967295"),
 ]
 
 
@@ -258,6 +298,67 @@ def test_a_value_that_the_column_keeps_is_written(
     assert write(sink, [Row({"n": 1, "v": value})]) == {}
     sink.close()
     assert db.execute("select v::text from t").fetchone() == (text,)
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("int2", 40_000, "smallint out of range"),
+    ("int4", "1.5", 'invalid input syntax for type integer: "1.5"'),
+    ("numeric(4,2)", Decimal("100.5"), "numeric field overflow"),
+    ("bool", "perhaps", "invalid input syntax for type boolean"),
+    ("timestamptz", "2026-13-01", "date/time field value out of range"),
+    ("point", [1, 2], "expression is of type"),
+    ("text", "a\0b", "cannot contain NUL"),
+    ("text", "\ud800", "half of a surrogate pair"),
+    ("inet", "10.0.0.300", "invalid input syntax for type inet"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "reason"), REFUSED)
+def test_a_value_that_the_server_refuses_is_rejected_by_column_and_type(
+    kind: str, value: Any, reason: str, db: psycopg.Connection[Any], conf: dict[str, Any]
+) -> None:
+    db.execute(f"create table t (n int primary key, v {kind})")  # type: ignore[arg-type]
+    sink = PostgresSink("t", key="n")
+    sink.open(conf, "")
+    reasons = write(sink, [Row({"n": 1}), Row({"n": 2, "v": value}), Row({"n": 3})])
+    sink.close()
+    assert list(reasons) == [1]
+    assert 'column "v"' in reasons[1] and reason in reasons[1] and "\n" not in reasons[1]
+    assert f"value of type {type(value).__name__}" in reasons[1] and "in row_of" in reasons[1]
+    assert db.execute("select count(*) from t").fetchone() == (2,)
+
+
+def test_columns_of_any_name_are_written(db: psycopg.Connection[Any], conf: dict[str, Any]) -> None:
+    names = ["margin %", "%s", "%(x)s", "a{b}", 'say "x"', "order by", "é" * 40]
+    columns = ", ".join('"' + name.replace('"', '""') + '" int' for name in names)
+    db.execute(f"create table t (n int primary key, {columns})".encode())
+    sink = PostgresSink("t", key="n")
+    sink.open(conf, "")
+    values = {name: index for index, name in enumerate(names)}
+    assert write(sink, [Row({"n": 1, **values}), Row({"n": 1, **values})]) == {}
+    sink.close()
+    assert db.execute("select * from t").fetchone() == (1, *range(len(names)))
+
+
+def test_a_row_whose_names_the_server_refuses_is_rejected_alone(
+    db: psycopg.Connection[Any], conf: dict[str, Any]
+) -> None:
+    db.execute(f"create table t (n int primary key, {'x' * 63} int)")  # type: ignore[arg-type]
+    sink = PostgresSink("t", key="n")
+    sink.open(conf, "")
+    rows = [
+        Row({"n": 1}),
+        Row({"n": 2, "x" * 63: 1, "x" * 70: 2}),
+        Row({"n": 3, "ctid": "(0,1)"}),
+        Row({}),
+        Row({"n": 5, **{f"c{index}": 1 for index in range(1700)}}),
+        Row({"n": 6}),
+    ]
+    reasons = write(sink, rows)
+    sink.close()
+    assert list(reasons) == [1, 2, 3, 4]
+    assert "specified more than once" in reasons[1] and "no columns" in reasons[3]
+    assert db.execute("select n from t order by n").fetchall() == [(1,), (6,)]
 
 
 def test_rounding_is_an_option(db: psycopg.Connection[Any], conf: dict[str, Any]) -> None:
