@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.json_text import type_name
 from storm_dagster.model.json_values import decode_json
 
 OnNull = Literal["emit", "skip", "dead_letter"]
@@ -89,10 +90,10 @@ def _wrong_shape(decoded: Any, fields: Sequence[str]) -> WrongShape:
             f'its value is null, and not {expected}: set on_null of the spout to "skip" to drop '
             "such records"
         )
-    actual = type(decoded).__name__
+    actual = type_name(decoded)
     if isinstance(decoded, list | tuple):
         actual = f"{actual} of {len(decoded)} values"
     return WrongShape(
-        f"its value is a {actual}, and not {expected}: "
+        f"its value is of type {actual}, and not {expected}: "
         "override values() of the spout to emit such records"
     )

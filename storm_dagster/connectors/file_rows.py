@@ -3,6 +3,7 @@
 A record that cannot be read is returned with the reason, and those after it are read.
 """
 
+import codecs
 import csv
 import io
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,22 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BZIP2 = "it is compressed with bzip2: give it a name that ends with .bz2"
+_FORMS: tuple[tuple[bytes, str], ...] = (
+    (codecs.BOM_UTF32_LE, 'it is UTF-32: set encoding="utf-32" of the FileSource'),
+    (codecs.BOM_UTF32_BE, 'it is UTF-32: set encoding="utf-32" of the FileSource'),
+    (codecs.BOM_UTF16_LE, 'it is UTF-16: set encoding="utf-16" of the FileSource'),
+    (codecs.BOM_UTF16_BE, 'it is UTF-16: set encoding="utf-16" of the FileSource'),
+    (b"\x1f\x8b", "it is compressed with gzip: give it a name that ends with .gz"),
+    *((b"BZh%d1AY" % level, _BZIP2) for level in range(1, 10)),
+    (b"\xfd7zXZ\0", "it is compressed with xz: give it a name that ends with .xz"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed with zstd: give it a name that ends with .zst"),
+    (b"PK\x03\x04", "it is a zip archive: give it a name that ends with .zip"),
+    (b"PAR1\x15", 'it is a file of Parquet: set format="parquet" of the FileSource'),
+)
+"""First bytes of a file that is not of UTF-8 -> what it is, and the remedy."""
+_BYTES_AS_HALVES = "storm_dagster.bytes_as_halves"
+"""Name of the handler of bytes that are not of an encoding (:func:`_bytes_as_halves`)."""
 _MAX_EXCERPT = 1 << 16
 """Maximum number of characters that are kept of a record that cannot be read."""
 _OTHER_DELIMITERS = ";\t|"
@@ -44,7 +61,7 @@ class TextOptions(NamedTuple):
     @property
     def is_utf8(self) -> bool:
         """True for the default encoding, in which lines are bytes."""
-        return self.encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig")
+        return codecs.lookup(self.encoding).name in ("utf-8", "utf-8-sig")
 
 
 def line_rows(file: Any, options: TextOptions, lines_before: int = 0) -> Iterator[FileRow]:
@@ -58,8 +75,9 @@ def line_rows(file: Any, options: TextOptions, lines_before: int = 0) -> Iterato
     number = lines_before
     for line in file:
         number += 1
-        if number == 1 and line.startswith(_BYTE_ORDER_MARK):
-            line = line[len(_BYTE_ORDER_MARK) :]
+        if number == 1:
+            _check_form(line)
+            line = line.removeprefix(_BYTE_ORDER_MARK)
         text = line.rstrip(b"\r\n")
         if text:
             yield FileRow(text, number)
@@ -68,9 +86,45 @@ def line_rows(file: Any, options: TextOptions, lines_before: int = 0) -> Iterato
 def _text_line_rows(file: Any, encoding: str) -> Iterator[FileRow]:
     with _text_of(file, encoding, "\n") as text_file:
         for number, line in enumerate(text_file, 1):
+            if number == 1:
+                line = _without_mark(line, encoding)
             text = line.rstrip("\r\n")
             if text:
                 yield FileRow(text, number, _undecoded(text, encoding))
+
+
+def _check_form(first_bytes: bytes) -> None:
+    """Raise ``ValueError`` if a file that is read as UTF-8 is compressed, or of another form."""
+    for mark, text in _FORMS:
+        if first_bytes.startswith(mark):
+            raise ValueError(text)
+
+
+def _without_mark(first_line: str, encoding: str) -> str:
+    """The first line of another encoding than UTF-8, without its byte order mark.
+
+    Raises ``ValueError`` if the mark is that of UTF-8.
+    """
+    mark = _BYTE_ORDER_MARK.decode(encoding, _BYTES_AS_HALVES)
+    if len(mark) == len(_BYTE_ORDER_MARK) and first_line.startswith(mark):
+        raise ValueError(
+            f"it begins with the byte order mark of UTF-8, and encoding of the FileSource is "
+            f'{encoding!r}: set encoding="utf-8"'
+        )
+    return first_line.removeprefix("\ufeff")
+
+
+def _bytes_as_halves(error: UnicodeError) -> tuple[str, int]:
+    """Decode each byte that is not of an encoding to half of a surrogate pair, 0xdc00 and the byte.
+
+    Python's own handler, ``surrogateescape``, has none for bytes of ASCII, as UTF-16 has them.
+    """
+    assert isinstance(error, UnicodeDecodeError)
+    wrong_bytes = error.object[error.start : error.end]
+    return "".join([chr(0xDC00 + byte) for byte in wrong_bytes]), error.end
+
+
+codecs.register_error(_BYTES_AS_HALVES, _bytes_as_halves)
 
 
 @contextmanager
@@ -79,7 +133,7 @@ def _text_of(file: Any, encoding: str, newline: str) -> Iterator[io.TextIOWrappe
 
     Bytes that are not of the encoding become halves of surrogate pairs.
     """
-    text_file = io.TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline)
+    text_file = io.TextIOWrapper(file, encoding, errors=_BYTES_AS_HALVES, newline=newline)
     try:
         yield text_file
     finally:
@@ -93,7 +147,7 @@ def _undecoded(text: str, encoding: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        # The decoder adds 0xdc00 to a byte that it cannot decode.
+        # As _bytes_as_halves returns it.
         byte = ord(text[error.start]) & 0xFF
         return f"byte 0x{byte:02x} is not {encoding}: set encoding of the FileSource"
     return ""
@@ -138,6 +192,9 @@ def _rows_of_text(text_file: io.TextIOWrapper, options: TextOptions) -> Iterator
             # An empty line.
             continue
         text = lines[0] if len(lines) == 1 else "".join(lines)
+        if header is None and row:
+            _check_begin(text, options)
+            row[0] = _without_mark(row[0], options.encoding)
         if header is not None and len(row) == len(header) and not error and text.isascii():
             # The usual row: without the checks below it costs a third less.
             yield FileRow(dict(zip(header, row, strict=True)), number)
@@ -148,6 +205,17 @@ def _rows_of_text(text_file: io.TextIOWrapper, options: TextOptions) -> Iterator
         else:
             _check_header(row, error, options.delimiter, number)
             header = row
+
+
+def _check_begin(text: str, options: TextOptions) -> None:
+    """Raise ``ValueError`` if the first row is that of a file of another form."""
+    if options.is_utf8:
+        _check_form(text[:16].encode("utf-8", "surrogateescape"))
+    if "\0" in text and options.delimiter != "\0":
+        raise ValueError(
+            "its header has NUL characters, so that it is not CSV: unpack it if it is a tar "
+            "archive, or set encoding of the FileSource"
+        )
 
 
 def _csv_row(

@@ -173,7 +173,12 @@ def test_short_rows_are_filled_by_option_and_long_ones_never() -> None:
         ("a;b\n1;2\n", "set delimiter=';'"),
         ("a,a\n1,2\n", "the header has 'a' twice"),
         ("a,b\n1," + "x" * 140_000 + "\n2,3\n", "line 2: field larger"),
-        (b"\xff\xfea\x00\n", "set encoding"),
+        (b"\xff\xfea\x00\n", 'UTF-16: set encoding="utf-16"'),
+        (b"\xff\xfe\x00\x00a\x00\x00\x00", 'UTF-32: set encoding="utf-32"'),
+        (gzip.compress(b"a,b\n1,2\n"), "gzip: give it a name that ends with .gz"),
+        (bz2.compress(b"a,b\n1,2\n"), "bzip2: give it a name that ends with .bz2"),
+        (lzma.compress(b"a,b\n1,2\n"), "xz: give it a name that ends with .xz"),
+        (b"x.csv" + bytes(95) + b"0000644" + bytes(400) + b"a,b\n1,2\n", "tar archive"),
     ],
 )
 def test_a_file_of_csv_that_cannot_be_understood_is_refused(text: Any, reason: str) -> None:
@@ -189,6 +194,49 @@ def test_lines_of_another_encoding_are_text() -> None:
         assert [(row.value, row.line, row.error) for row in rows] == [("é", 1, ""), ('"ü"', 3, "")]
     (row,) = line_rows(io.BytesIO(b"\x81\n"), TextOptions("cp1252"))
     assert "byte 0x81 is not cp1252" in row.error
+
+
+@pytest.mark.parametrize(
+    "encoding", ["U8", "utf", "utf_8_sig", "cp65001", "utf-16-le", "utf-32-be"]
+)
+def test_a_byte_order_mark_is_skipped_under_every_name_of_an_encoding(encoding: str) -> None:
+    text = "\ufeffa,b\n1,é\n"
+    raw = text.encode("utf-8" if encoding == "utf_8_sig" else encoding)
+    assert rows_of(raw, encoding=encoding) == [{"a": "1", "b": "é"}]
+    first, _ = line_rows(io.BytesIO(raw), TextOptions(encoding))
+    assert first.value in (b"a,b", "a,b")
+
+
+def test_a_byte_order_mark_of_utf_8_contradicts_another_encoding() -> None:
+    with pytest.raises(ValueError, match=r"mark of UTF-8.*'latin-1'.*encoding=\"utf-8\""):
+        rows_of(b"\xef\xbb\xbfa,b\n1,2\n", encoding="latin-1")
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-16", "utf-16-be", "utf-32", "shift_jis", "cp1252", "utf-7"]
+)
+def test_bytes_of_no_encoding_reject_their_row_alone(encoding: str) -> None:
+    wrong = {"utf-16": b"\x00\xd8", "utf-16-be": b"\xd8\x00", "utf-32": b"\x00\x00\x00\x99"}
+    raw = "a,b\n1,".encode(encoding) + wrong.get(encoding, b"\x81")
+    end = "\n2,3\n".encode(encoding.replace("16", "16-le").replace("le-be", "be"))
+    if encoding == "utf-32":
+        end = "\n2,3\n".encode("utf-32-le")
+    rejected, row = rows_of(raw + end, encoding=encoding)
+    assert "is not" in rejected and row == {"a": "2", "b": "3"}
+    lines = [*line_rows(io.BytesIO(raw + end), TextOptions(encoding))]
+    assert [bool(line.error) for line in lines] == [False, True, False]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be"])
+def test_a_cut_character_at_the_end_rejects_the_last_row_alone(encoding: str) -> None:
+    *rows, rejected = rows_of("a,b\n1,2\n".encode(encoding) + b"\x01", encoding=encoding)
+    assert rows == [{"a": "1", "b": "2"}] and "byte 0x01 is not" in rejected
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfex\x00\n\x00", gzip.compress(b"x\n")])
+def test_lines_of_a_file_of_another_form_are_no_records(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r"UTF-16|gzip"):
+        list(line_rows(io.BytesIO(raw), TextOptions()))
 
 
 def zstd(data: bytes) -> bytes:
