@@ -363,9 +363,10 @@ def _elements(value: Any, arrow_type: pa.DataType) -> list[Any]:
         raise _misfit(value, arrow_type)
     if types.is_fixed_size_list(arrow_type) and len(value) != arrow_type.list_size:
         raise _inexact(value, arrow_type)
+    is_nullable = arrow_type.value_field.nullable
     elements: list[Any] = []
     for index, part in enumerate(value):
-        elements.append(_part(part, arrow_type.value_type, f"[{index}]"))
+        elements.append(_part(part, arrow_type.value_type, f"[{index}]", is_nullable))
     return elements
 
 
@@ -375,6 +376,9 @@ def _structure(value: Any, arrow_type: pa.DataType) -> dict[str, Any]:
         raise _misfit(value, arrow_type)
     part_types = {field.name: field.type for field in arrow_type}
     parts: dict[str, Any] = {}
+    for field in arrow_type:
+        if not field.nullable:
+            _part(value.get(field.name), field.type, f".{field.name}", False)
     for key, part in value.items():
         _check_key(key)
         if key not in part_types:
@@ -392,12 +396,15 @@ def _entries(value: Any, arrow_type: pa.DataType) -> list[tuple[Any, Any]]:
         if key is None:
             raise _misfit(value, arrow_type)
         converted_key = arrow_value(key, arrow_type.key_type)
-        entries.append((converted_key, _part(part, arrow_type.item_type, f"[{key!r:.20}]")))
+        item = arrow_type.item_field
+        entries.append((converted_key, _part(part, item.type, f"[{key!r:.20}]", item.nullable)))
     return entries
 
 
-def _part(value: Any, arrow_type: pa.DataType, step: str) -> Any:
+def _part(value: Any, arrow_type: pa.DataType, step: str, is_nullable: bool = True) -> Any:
     """The value of a part; ``step`` leads to it, for the error."""
+    if value is None and not is_nullable:
+        raise ValueError(f"at {step}: the schema has no null here, and there is no value for it")
     try:
         return arrow_value(value, arrow_type)
     except ValueError as error:
@@ -430,6 +437,8 @@ def _short_way(arrow_type: pa.DataType) -> Callable[[Any], Any]:
 
     It raises :class:`_LongWay` for others.
     """
+    if not _are_parts_nullable(arrow_type):
+        return _long_way
     if types.is_list(arrow_type) and not is_open(arrow_type):
         return _short_list(_short_way(arrow_type.value_type))
     if types.is_struct(arrow_type) and not is_open(arrow_type):
@@ -450,6 +459,17 @@ def _short_way(arrow_type: pa.DataType) -> Callable[[Any], Any]:
         raise _LongWay
 
     return plain
+
+
+def _are_parts_nullable(arrow_type: pa.DataType) -> bool:
+    """True if each part of a list or a struct may be null."""
+    if not types.is_list(arrow_type) and not types.is_struct(arrow_type):
+        return True
+    return all(arrow_type.field(index).nullable for index in range(arrow_type.num_fields))
+
+
+def _long_way(value: Any) -> Any:
+    raise _LongWay
 
 
 def _short_text(value: Any) -> Any:

@@ -12,6 +12,7 @@ from pyarrow import parquet, types
 from storm_dagster.api.arrow_values import fast_converter, plain_types, written_type
 from storm_dagster.connectors.json_rows import encode_lines
 from storm_dagster.connectors.sinks import Rejected
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.json_text import type_name
 
 _Rows = Sequence[Mapping[str, Any]]
@@ -40,6 +41,26 @@ def encode_rows(format: str, rows: _Rows, schema: pa.Schema | None) -> bytes:
         table.check()
         return encode_lines(rows)
     return table.csv() if format == "csv" else table.parquet()
+
+
+def check_parquet_types(schema: pa.Schema) -> None:
+    """Raise :class:`InvalidRequest` for a column that a file of Parquet cannot have.
+
+    Such as a union, an interval of months, or a decimal with a negative scale. Without this check
+    every batch would fail, and its rows wait.
+    """
+    for field in schema:
+        column_type = written_type(field.type)
+        if column_type is None:
+            continue
+        try:
+            table = pa.schema([field.with_type(column_type)]).empty_table()
+            parquet.write_table(table, pa.BufferOutputStream())
+        except (pa.ArrowException, OSError) as error:
+            raise InvalidRequest(
+                f"column {field.name!r} of a FileSink: Parquet has no form of {field.type} "
+                f"({' '.join(str(error).split()):.200}): declare another type in schema"
+            ) from None
 
 
 class _Columns:

@@ -127,8 +127,19 @@ class FileSink:
         dataset.load()
         declared = declared_schema(self._declared)
         if declared is not None:
+            self._check_types(declared)
             dataset.declare(declared)
         return dataset
+
+    def _check_types(self, declared: "pa.Schema") -> None:
+        """Raise :class:`InvalidRequest` for a declared type that the format has no form of.
+
+        CSV rejects the rows with values of such a column.
+        """
+        if self._format == "parquet":
+            from storm_dagster.connectors.file_formats import check_parquet_types
+
+            check_parquet_types(declared)
 
     def _encode(self, rows: Sequence[Row]) -> bytes:
         """The bytes of a file with these rows; :class:`Rejected` for those that do not fit."""

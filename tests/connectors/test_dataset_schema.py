@@ -302,6 +302,62 @@ def test_another_object_as_schema_is_refused(schema: Any, reason: str, tmp_path:
         opened(tmp_path, schema=schema)
 
 
+PARTS_WITHOUT_NULL: list[tuple[pa.DataType, Any, list[Any], str]] = [
+    (
+        pa.struct([pa.field("a", pa.int64(), nullable=False), ("b", pa.int64())]),
+        {"a": 1},
+        [{}, {"a": None}, {"b": 2}],
+        "at .a",
+    ),
+    (pa.list_(pa.field("item", pa.int64(), nullable=False)), [1], [[1, None]], "at [1]"),
+    (
+        pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False)),
+        {"k": 1},
+        [{"k": None}],
+        "at ['k']",
+    ),
+    (
+        pa.list_(pa.struct([pa.field("a", pa.string(), nullable=False)])),
+        [{"a": "x"}],
+        [[{"a": "x"}, {}]],
+        "at [1]: at .a",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "fitting", "wrong", "place"), PARTS_WITHOUT_NULL)
+def test_a_part_that_must_not_be_null_rejects_its_row_alone(
+    kind: pa.DataType, fitting: Any, wrong: list[Any], place: str, tmp_path: Path
+) -> None:
+    sink = FileSink(str(tmp_path), "parquet", schema=pa.schema([("n", pa.int64()), ("v", kind)]))
+    sink.open({}, "")
+    rows = [Row({"n": 0, "v": fitting}), *(Row({"n": 1, "v": value}) for value in wrong)]
+    with pytest.raises(Rejected) as refused:
+        sink.write(rows, 1)
+    assert list(refused.value.rows) == list(range(1, len(rows)))
+    assert all(place in reason and "'v'" in reason for reason in refused.value.rows.values())
+    sink.write([rows[0], Row({"n": 2, "v": None})], 1)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.month_day_nano_interval(),
+        pa.run_end_encoded(pa.int32(), pa.int64()),
+        pa.dense_union([pa.field("i", pa.int64())]),
+        pa.decimal128(5, -2),
+        pa.list_(pa.month_day_nano_interval()),
+    ],
+    ids=str,
+)
+def test_a_declared_type_that_parquet_lacks_is_refused_at_open(
+    kind: pa.DataType, tmp_path: Path
+) -> None:
+    sink = FileSink(str(tmp_path), "parquet", schema=pa.schema([("n", pa.int64()), ("v", kind)]))
+    with pytest.raises(InvalidRequest, match="column 'v' of a FileSink: Parquet has no form"):
+        sink.open({}, "")
+
+
 def test_the_order_of_declarations_decides_no_type() -> None:
     known = inferred_schema(None, [{"a": 1, "b": None}, {"c": [None]}])
     declared = declared_schema({"b": str, "d": float})
