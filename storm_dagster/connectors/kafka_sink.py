@@ -9,7 +9,7 @@ from storm_dagster.connectors.kafka_values import Headers, encode_headers, encod
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Rejected, Row, write_or_reject
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.json_text import NoJsonForm
+from storm_dagster.model.json_text import NoJsonForm, type_name
 
 _SECS = 20.0
 """Maximum wait for a response of the brokers, after which the batch is retried.
@@ -158,13 +158,34 @@ class KafkaSink:
         headers: Headers = []
         if self._headers is not None:
             headers = encode_headers(self._headers, row.values.get(self._headers))
-        value = self._json_of(row) if self._value is None else self._value(row.values)
+        value = self._json_of(row) if self._value is None else self._made_value(row)
         size = len(key or b"") + len(value or b"")
         for name, content in headers:
             size += len(name.encode()) + len(content or b"")
         if size > self._max_bytes:
             raise ValueError(f"{size} bytes are more than {self._prefix}message.max.bytes allows")
         return _Message(key, value, headers)
+
+    def _made_value(self, row: Row) -> bytes | None:
+        """What the function ``value`` makes of a row; text is UTF-8, ``None`` a tombstone."""
+        assert self._value is not None
+        made: Any = self._value(row.values)
+        if made is None:
+            return None
+        if isinstance(made, str):
+            try:
+                return made.encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"the function value of the KafkaSink for topic {self._topic} returned text "
+                    "with half of a surrogate pair, which is not UTF-8: remove it"
+                ) from None
+        if not isinstance(made, bytes | bytearray | memoryview):
+            raise ValueError(
+                f"the function value of the KafkaSink for topic {self._topic} returned a value of "
+                f"type {type_name(made)}: return bytes, or None for a message without a value"
+            )
+        return bytes(made)
 
     def _json_of(self, row: Row) -> bytes:
         values = {name: value for name, value in row.values.items() if name != self._headers}

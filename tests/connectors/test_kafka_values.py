@@ -135,3 +135,25 @@ def test_headers_are_pairs_or_a_map() -> None:
 def test_headers_of_another_form_are_refused_by_name(value: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         encode_headers("h", value)
+
+
+def test_only_the_row_whose_made_value_is_not_bytes_is_rejected(rig: KafkaRig) -> None:
+    topic = rig.topic()
+    sink = KafkaSink(topic, value=lambda row: row["made"])
+    sink.open({"kafka.bootstrap.servers": rig.bootstrap, "kafka.log_level": 0}, "")
+    made: list[Any] = ["é", bytearray(b"a"), memoryview(b"b"), None, "\ud800", 5, {"a": 1}]
+    rows = [Row({"made": value}) for value in made]
+    with pytest.raises(Rejected) as refused:
+        sink.write(rows, 1)
+    assert list(refused.value.rows) == [4, 5, 6]
+    for reason in refused.value.rows.values():
+        assert f"the function value of the KafkaSink for topic {topic}" in reason
+    sink.write(rows[:4], 1)
+    sink.close()
+    consumer = Consumer({**rig.conf, "group.id": "made"})
+    consumer.assign([TopicPartition(topic, part, 0) for part in range(4)])
+    values: list[Any] = []
+    while len(values) < 4:
+        values += [message.value() for message in consumer.consume(4, 5)]
+    consumer.close()
+    assert sorted(values, key=str) == [None, b"\xc3\xa9", b"a", b"b"]
