@@ -13,7 +13,7 @@ class ErrorPauses:
 
     A callback that the worker calls of its own accord, such as ``next_tuple``, would raise as often
     as the loop turns. While every call raises, the pauses before the next one grow from 1 s to
-    60 s. The first call that succeeds ends that. The object reads no clock, and belongs to one
+    60 s. The first call with a result ends that. The object reads no clock, and belongs to one
     thread.
     """
 
@@ -25,12 +25,26 @@ class ErrorPauses:
         """Errors in a row. Callers with many calls read it before :meth:`on_success`."""
         self.until: float = 0.0
         """Clock before which the callback is not called."""
+        self._quiet_at = 0.0
+        """Clock from which on a call without a result ends the row of errors."""
 
     def on_error(self, now: float) -> None:
         """Count an error at the clock ``now``, and set :attr:`until`."""
         self.errors += 1
+        pause = MIN_PAUSE_SECS
         if self.errors > self._tolerated:
-            self.until = now + self._pauses.next_pause()
+            pause = self._pauses.next_pause()
+            self.until = now + pause
+        self._quiet_at = max(now, self.until) + pause
+
+    def on_empty(self, now: float) -> None:
+        """Note a call that returned at the clock ``now`` without a result.
+
+        It ends the row of errors if the callback was quiet for as long as the last pause: one that
+        raises at every second call, and has no result in between, must not be called at once.
+        """
+        if self.errors and now >= self._quiet_at:
+            self.on_success()
 
     def on_success(self) -> None:
         """End the row of errors."""
@@ -38,3 +52,4 @@ class ErrorPauses:
             self.errors = 0
             self._pauses.reset()
             self.until = 0.0
+            self._quiet_at = 0.0

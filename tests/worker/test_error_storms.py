@@ -70,6 +70,18 @@ class Refusing(Bolt):
         raise ValueError("a tick")
 
 
+class EverySecond(Spout):
+    """Spout whose calls raise and return nothing in turn."""
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.calls = 0
+
+    def next_tuple(self) -> None:
+        self.calls += 1
+        if self.calls % 2:
+            raise ValueError("every second call")
+
+
 def _topology(spout: type[Spout], bolt: type[Bolt] | None = None, **args: Any) -> TopologyBuilder:
     builder = TopologyBuilder("storm")
     builder.set_spout("storm", spout, outputs=["number"], args=args)
@@ -85,10 +97,11 @@ def _topology(spout: type[Spout], bolt: type[Bolt] | None = None, **args: Any) -
         _topology(Storm, raises="next_tuple"),
         _topology(Storm, raises="next_tuple", stop=True),
         _topology(SharedGenerator),
+        _topology(EverySecond),
         _topology(Storm, raises="clock"),
         _topology(Storm, Refusing, raises=""),
     ],
-    ids=["next_tuple", "StopIteration", "shared generator", "clock", "tick"],
+    ids=["next_tuple", "StopIteration", "shared generator", "every second", "clock", "tick"],
 )
 def test_a_callback_that_always_raises_is_called_ever_less_often(builder: TopologyBuilder) -> None:
     with TopologyHarness(builder, simulated=True) as harness:
@@ -126,6 +139,28 @@ def test_a_spout_that_recovers_is_called_at_once_again() -> None:
     with TopologyHarness(_topology(Recovering), simulated=True) as harness:
         harness.advance(4.0)
         assert len(harness.run().values("storm")) == 18
+
+
+class RareErrors(Spout):
+    """Spout without tuples, one of whose calls raises every 30 s."""
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.context = context
+        self.calls: list[float] = []
+        self.raise_at = 0
+
+    def next_tuple(self) -> None:
+        now = self.context.now_ms()
+        self.calls.append(now)
+        if now >= self.raise_at:
+            self.raise_at = now + 30_000
+            raise ValueError("a call")
+
+
+def test_rare_errors_of_a_spout_without_tuples_cause_no_pause() -> None:
+    with TopologyHarness(_topology(RareErrors), simulated=True) as harness:
+        harness.advance(_SECS, timeout=120)
+        assert 9 <= len(harness.errors) <= 11
 
 
 class BlockingStorm(Storm):

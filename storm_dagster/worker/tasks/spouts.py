@@ -363,11 +363,11 @@ class SpoutRunner(SpoutBase):
                 self.call_errors.on_error(clock())
                 self.pause_until = clock() + _ERROR_PAUSE_SECS
                 return True
-            if self.call_errors.errors:
-                self.call_errors.on_success()
             if self.system_wait.is_waiting:
                 self.system_wait.end()
             emitted = routes[0].emitted if len(routes) == 1 else emitted_on(routes)
+            if self.call_errors.errors:
+                self._note_call(emitted > before)
             if emitted == before:
                 self._empty += 1
                 # Called every millisecond at first, less often later.
@@ -381,6 +381,13 @@ class SpoutRunner(SpoutBase):
             # Without ackers, this call's tuples are acked now.
             self.deliver_verdicts(now, self._notify)
         return worked
+
+    def _note_call(self, has_emitted: bool) -> None:
+        """Note a call of ``next_tuple`` that returned after an error."""
+        if has_emitted:
+            self.call_errors.on_success()
+        else:
+            self.call_errors.on_empty(self.shared.clock())
 
     def calls_on_loop(self) -> int:
         """Return the number of calls of ``next_tuple``."""

@@ -136,7 +136,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
                 # After an empty call, a pause that doubles up to 20 ms.
                 idle = method == "next_tuple" and self._emitted == before
                 pause = min(0.02, (pause or 0.0005) * 2) if idle else 0.0
-                self._on_success(method)
+                self._on_success(method, idle)
             except catches as error:
                 self._on_call_error(method, error)
                 pause = 0.1
@@ -155,9 +155,12 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         else:
             self.clock_errors.on_success()
 
-    def _on_success(self, method: str) -> None:
-        """End the pauses of a method that returned."""
-        self._pauses_of(method).on_success()
+    def _on_success(self, method: str, idle: bool) -> None:
+        """End the pauses of a method that returned; ``idle``: ``next_tuple`` emitted nothing."""
+        if idle:
+            self._note_call(has_emitted=False)
+        else:
+            self._pauses_of(method).on_success()
         if method == "next_tuple" and self.system_wait.is_waiting:
             self.system_wait.end()
 
