@@ -277,6 +277,14 @@ def test_a_spout_that_prints_and_sends_too_many_values_goes_on(tmp_path: Path) -
         (["{'a': 1}", '{"a": 1}'], [StrayLine("{'a': 1}"), {"a": 1}]),
         (['text {"a": 1}'], [StrayLine("text"), {"a": 1}]),
         (['{"x": 1} {"a": {"b": 2}}'], [StrayLine('{"x": 1}'), {"a": {"b": 2}}]),
+        (
+            ["text", '{"command": "sync"}', "of a thread", "{1, 2}"],
+            [StrayLine("text"), {"command": "sync"}, StrayLine("of a thread"), StrayLine("{1, 2}")],
+        ),
+        (
+            ['{"a": 1}', '{"command": "sync"}', "[1, 2"],
+            [StrayLine('{"a": 1}'), {"command": "sync"}, StrayLine("[1, 2")],
+        ),
         (["print", "more"], [StrayLine("print"), StrayLine("more")]),
         ([], []),
     ],
@@ -289,6 +297,12 @@ def test_a_broken_message_keeps_the_ids_of_its_tuples() -> None:
     (broken,) = parse_frame([b'{"command": "emit", "anchors": ["5"], "tuple": [NaN]}\n'])
     assert isinstance(broken, BrokenMessage)
     assert broken.document is not None and broken.document["anchors"] == ["5"]
+
+
+def test_a_line_after_a_broken_message_hides_no_ids() -> None:
+    message = b'{"command": "emit", "anchors": ["5"], "tuple": [NaN]}\n'
+    broken, stray = parse_frame([message, b"of a thread\n"])
+    assert broken.document["anchors"] == ["5"] and stray == StrayLine("of a thread")
 
 
 @hypothesis.given(st.lists(st.binary(max_size=40), max_size=8))

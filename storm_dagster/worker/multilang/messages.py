@@ -60,29 +60,52 @@ def read_output(stream: IO[bytes]) -> Iterator[Any]:
                 raise ValueError(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
 
 
+class _Candidate(NamedTuple):
+    """Text in a frame that may be its message."""
+
+    first: int
+    """Index of its first line."""
+    after: int
+    """Index of the line after its last one."""
+    prefix: bytes
+    """Part of its first line before it."""
+    text: bytes
+
+
 def parse_frame(lines: Sequence[bytes]) -> list[Any]:
     """Return the messages and other lines before an ``end``, in their order.
 
-    The message is last: all lines, or some of the last ones, or the end of the last one, if a
-    program printed text without a newline before it.
+    The message is all lines, or some of the last ones, or the end of the last one, if a program
+    printed text without a newline before it; or one line, if another thread of the program printed
+    lines between the message and its ``end``.
     """
     candidates = list(_candidates(lines))
-    for number, prefix, text in candidates:
-        try:
-            message = decode_json(text)
-        except InvalidJson:
-            continue
-        if isinstance(message, dict | list):
-            return [*_strays(lines[:number], prefix), message]
-    for number, prefix, text in candidates:
-        document = _decode_anyhow(text)
-        if document is not None:
-            broken = BrokenMessage(document, _reason_of(text))
-            return [*_strays(lines[:number], prefix), broken]
+    for candidates_of_form in (candidates, list(_lines_alone(lines))):
+        found = _message_of(candidates_of_form)
+        if found is not None:
+            candidate, message = found
+            before = _strays(lines[: candidate.first], candidate.prefix)
+            return [*before, message, *_strays(lines[candidate.after :], b"")]
     strays = _strays(lines, b"")
     if not candidates:
         return strays
     return [*strays, BrokenMessage(None, "it is not valid JSON (see the worker's log)")]
+
+
+def _message_of(candidates: Sequence[_Candidate]) -> tuple[_Candidate, Any] | None:
+    """The first candidate that is a message, or else nearly one, and the message."""
+    for candidate in candidates:
+        try:
+            message = decode_json(candidate.text)
+        except InvalidJson:
+            continue
+        if isinstance(message, dict | list):
+            return candidate, message
+    for candidate in candidates:
+        document = _decode_anyhow(candidate.text)
+        if document is not None:
+            return candidate, BrokenMessage(document, _reason_of(candidate.text))
+    return None
 
 
 def _may_begin_message(line: bytes) -> bool:
@@ -90,25 +113,30 @@ def _may_begin_message(line: bytes) -> bool:
     return line.lstrip()[:1] in (b"{", b"[") or b'{"' in line
 
 
-def _candidates(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield (line, its part before the message, text of the message), the likeliest first."""
-    number_of_candidates = 0
+def _candidates(lines: Sequence[bytes]) -> Iterator[_Candidate]:
+    """Yield the texts that may be the message, the likeliest first."""
     starts = [number for number, line in enumerate(lines) if _may_begin_message(line)]
     if not starts:
         return
+    end = len(lines)
     # All lines: a message that is printed over several lines.
-    for number in (starts[0], *reversed(starts)):
-        yield number, b"", b"".join(lines[number:])
-        number_of_candidates += 1
-        if number_of_candidates >= _MAX_CANDIDATES:
-            return
+    for number in (starts[0], *reversed(starts[-_MAX_CANDIDATES:])):
+        yield _Candidate(number, end, b"", b"".join(lines[number:]))
     last = lines[starts[-1]]
     rest = b"".join(lines[starts[-1] + 1 :])
     position = last.find(b'{"', 1)
-    while position >= 0 and number_of_candidates < 2 * _MAX_CANDIDATES:
-        yield starts[-1], last[:position], last[position:] + rest
-        number_of_candidates += 1
+    for _ in range(_MAX_CANDIDATES):
+        if position < 0:
+            break
+        yield _Candidate(starts[-1], end, last[:position], last[position:] + rest)
         position = last.find(b'{"', position + 1)
+
+
+def _lines_alone(lines: Sequence[bytes]) -> Iterator[_Candidate]:
+    """Yield the single lines that may be the message: others were printed before its end."""
+    for number, line in enumerate(lines):
+        if b'"command"' in line or b'"pid"' in line:
+            yield _Candidate(number, number + 1, b"", line)
 
 
 def _decode_anyhow(text: bytes) -> dict[str, Any] | None:
