@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.api import Spout, TopologyBuilder
+from storm_dagster.api import Bolt, Spout, TopologyBuilder
 from storm_dagster.model.names import SLOW_CALLS
 from storm_dagster.model.records import TaskError
 from storm_dagster.operations.read.explaining import slow_call_problems
@@ -42,11 +42,51 @@ def test_only_slow_calls_that_take_more_than_half_are_named(
     assert set(slow_components({}, after, 30.0)) == slow
 
 
+def test_slow_calls_among_many_quick_ones_are_named() -> None:
+    after = {
+        "tick": LoopUse(1, 20.0, 1_000_000, slow_secs=18.0, slow_passes=30),
+        "quick": LoopUse(2, 9.0, 1_000_000, slow_secs=0.1, slow_passes=3),
+    }
+    (error,) = slow_components({}, after, 30.0).values()
+    assert "'tick' took 60 %" in str(error) and "30 calls of 600 ms" in str(error)
+
+
 class Sleeper(Spout):
     """Spout that sleeps when it has nothing to emit, as most of streamparse's do."""
 
     def next_tuple(self) -> None:
         time.sleep(0.02)
+
+
+class SometimesSleeper(Spout):
+    """Spout that sleeps at every tenth call."""
+
+    calls = 0
+
+    def next_tuple(self) -> None:
+        self.calls += 1
+        if self.calls % 10 == 0:
+            time.sleep(0.04)
+
+
+class SlowClock(Spout):
+    """Spout whose clock method, as that of a source without a thread, takes long."""
+
+    def next_tuple(self) -> None:
+        pass
+
+    def _on_clock(self) -> None:
+        time.sleep(0.15)
+
+
+class SlowTicks(Bolt):
+    """Bolt that works at each tick."""
+
+    def process(self, tup: Any) -> None:
+        pass
+
+    def process_tick(self, tup: Any) -> None:
+        time.sleep(0.15)
 
 
 class Quick(Spout):
@@ -81,6 +121,26 @@ def test_spouts_that_sleep_on_the_loop_are_named_once() -> None:
         assert "set blocking = True" in str(slow["sleeper"])
 
 
+@pytest.mark.parametrize("slow", [SometimesSleeper, SlowClock, SlowTicks])
+def test_every_callback_on_the_loop_counts(slow: Any) -> None:
+    builder = TopologyBuilder("shares")
+    builder.set_spout("quick", Quick, outputs=["n"])
+    if issubclass(slow, Bolt):
+        ticks = {"topology.tick.tuple.freq.secs": 0.1}
+        builder.set_bolt("slow", slow, inputs=["quick"], config=ticks)
+    else:
+        builder.set_spout("slow", slow, outputs=["n"])
+    with TopologyHarness(builder) as harness:
+        harness.engine.run(time.monotonic())
+        runners = list(harness.engine.runners.values())
+        begin = time.monotonic()
+        before = loop_use(runners)
+        while time.monotonic() < begin + 1.0:
+            harness.engine.run(time.monotonic())
+        named = slow_components(before, loop_use(runners), time.monotonic() - begin)
+        assert set(named) == {"slow"}
+
+
 def test_a_component_is_reported_once() -> None:
     with _harness(sleeper=Sleeper) as harness:
         runners = harness.engine.runners.values()
@@ -89,7 +149,7 @@ def test_a_component_is_reported_once() -> None:
         assert shares.check(0.0, sleepers) == []
         for window in (1, 2):
             for runner in sleepers:
-                runner.loop_secs += WINDOW_SECS
+                runner.loop_time.add(WINDOW_SECS)
             reported = shares.check(window * WINDOW_SECS, sleepers)
             assert [component for _, component, _ in reported] == ["sleeper"] * (window == 1)
 

@@ -437,7 +437,7 @@ class NativeEngine:
                     # No component may end the worker, and its other tasks with it.
                     self._crash(runner, error)
                 end = clock()
-                runner.loop_secs += end - begin
+                runner.loop_time.add(end - begin)
                 begin = end
                 if runner.crashed:
                     worked = self._starting = True
@@ -467,10 +467,12 @@ class NativeEngine:
     def _on_clock(self, now: float) -> None:
         self._next_clock = now + _CLOCK_SECS
         for runner in self._order:
+            begin = time.perf_counter()
             try:
                 runner.on_clock(now)
             except self.shared.catches as error:
                 self._crash(runner, error)
+            runner.loop_time.add(time.perf_counter() - begin)
             runner.stats.snapshot(now)
         self.pressure.expire(now)
         self._update_spouts(now)

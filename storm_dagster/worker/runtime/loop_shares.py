@@ -32,6 +32,10 @@ class LoopUse:
     """Time in which the loop ran the tasks."""
     calls: int
     """Calls of ``next_tuple`` or ``process`` in that time."""
+    slow_secs: float = 0.0
+    """Part of that time in passes that a single call made slow, also of a tick or a window."""
+    slow_passes: int = 0
+    """Number of those passes."""
 
 
 def loop_use(runners: Iterable[Runner]) -> dict[str, LoopUse]:
@@ -42,8 +46,13 @@ def loop_use(runners: Iterable[Runner]) -> dict[str, LoopUse]:
         if calls is None:
             continue
         use = uses.get(runner.component, LoopUse(runner.task_id, 0.0, 0))
+        time = runner.loop_time
         uses[runner.component] = LoopUse(
-            min(use.task, runner.task_id), use.secs + runner.loop_secs, use.calls + calls
+            min(use.task, runner.task_id),
+            use.secs + time.secs,
+            use.calls + calls,
+            use.slow_secs + time.slow_secs,
+            use.slow_passes + time.slow_passes,
         )
     return uses
 
@@ -62,8 +71,13 @@ def slow_components(
         spent = use.secs - former.secs
         # A call that has not returned in the whole time counts as one.
         calls = max(1, use.calls - former.calls)
+        slow_passes = use.slow_passes - former.slow_passes
         if spent / calls >= _SLOW_CALL_SECS:
             slow[component] = (spent, calls)
+        elif slow_passes:
+            # Most of its calls are quick, as of a spout that sleeps at every tenth, or the slow
+            # ones are those of ticks and windows.
+            slow[component] = (use.slow_secs - former.slow_secs, slow_passes)
     if sum(spent for spent, _ in slow.values()) <= _MAX_SHARE * secs:
         return {}
     return {

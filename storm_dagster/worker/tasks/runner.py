@@ -24,6 +24,7 @@ from storm_dagster.worker.dataplane.sending import (
 from storm_dagster.worker.dataplane.tree import LOST, Reason
 from storm_dagster.worker.state.host import MAX_RETRY_SECS
 from storm_dagster.worker.tasks.errors import describe_error
+from storm_dagster.worker.tasks.loop_time import LoopTime
 from storm_dagster.worker.tasks.shared import Shared
 from storm_dagster.worker.tasks.stats import TaskStats
 from storm_dagster.worker.tasks.system_wait import AwaitedTexts, SystemWait
@@ -143,8 +144,7 @@ class Runner:
         """
         self.crashed = False
         """True if the engine must restart the task. Any thread."""
-        self.loop_secs = 0.0
-        """Time in which the loop has run this task, in seconds. Read by any thread."""
+        self.loop_time = LoopTime()
         self.start_failure = ""
         """Error of the last attempt to open the component; empty once it is open. Any thread."""
         self._retry_at = 0.0
