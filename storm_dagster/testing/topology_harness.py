@@ -43,15 +43,15 @@ from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _log = logging.getLogger(__name__)
 _RECORDER = "harness.recorder"
+"""Id of the bolt that records the tuples of all components."""
 _REJECTED = "rejected"
 """Stream of the rows that a sink refuses."""
-"""Id of the bolt that records the tuples of all components."""
 _WRITING_SECS = 10.0
 """Longest wait, at the end, for a thread that still writes to the folder of the state."""
 _ROUND_TRIPS = "topology.testing.always.try.serialize"
+"""Conf key: tuples are encoded and decoded, as between workers."""
 _START_MS = 1
 """Simulated time at the start, milliseconds since 1970."""
-"""Conf key: tuples are encoded and decoded, as between workers."""
 _STEP_SECS = 0.1
 """The worker's interval for ticks, windows and timeouts."""
 _IDLE_TURNS = 3
@@ -136,7 +136,10 @@ class HarnessResult:
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
     """The dead letters, as ``storm-dagster dead-letters`` would list them."""
     warnings: list[str] = field(default_factory=list)
-    """Differences that a cluster would show: streams without a reader, conf keys without effect."""
+    """Differences that a cluster would show.
+
+    Streams without a reader, conf keys without effect, and a conf that it would refuse.
+    """
 
     def values(self, component: str, stream: str = "default") -> list[Any]:
         """Values emitted by a component on a stream, in order."""
@@ -423,14 +426,14 @@ def unread_streams(spec: TopologySpec) -> list[str]:
 
 
 def ignored_keys(conf: Mapping[str, Any], spec: TopologySpec) -> list[str]:
-    """Warnings of a submission about conf keys without effect.
+    """Warnings of a submission about conf keys without effect, or the error that refuses it.
 
-    Empty for a conf that a submission would refuse: the test may be about that.
+    The harness runs with a conf that a submission would refuse: the test may be about that.
     """
     try:
         _, _, warnings = check_confs(dict(conf), spec, "conf", "warn")
-    except StormDagsterError:
-        return []
+    except StormDagsterError as error:
+        return [f"a cluster would refuse the topology: {error}"]
     return warnings
 
 

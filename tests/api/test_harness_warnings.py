@@ -1,4 +1,4 @@
-"""The harness tells what a cluster would: unread streams, and conf keys without effect."""
+"""The harness tells what a cluster would: unread streams, and conf keys that it ignores or refuses."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def test_unread_streams_and_ignored_keys_are_shown() -> None:
     assert "'rejected' of 'checks'" in warnings[0] and "dead letters" in warnings[0]
     assert "'odd' of 'checks'" in warnings[1]
     assert any("topology.enable.message.timeouts" in warning for warning in warnings[2:])
+
+
+def test_a_conf_that_a_cluster_refuses_is_shown() -> None:
+    conf = {"topology.windows.max.ahead.secs": -1}
+    warnings = run_topology(Read, {"numbers": [[1]]}, conf=conf).warnings
+    assert len(warnings) == 1 and warnings[0].startswith("a cluster would refuse the topology: ")
+    assert "topology.windows.max.ahead.secs must be at least 0" in warnings[0]
 
 
 class Read(Topology):
