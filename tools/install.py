@@ -217,9 +217,16 @@ class Environment:
 
 
 def install(
-    folder: Path, groups: Sequence[str], environment_class: type[Environment] = Environment
+    folder: Path,
+    groups: Sequence[str],
+    environment_class: type[Environment] = Environment,
+    pins: Sequence[str] = (),
 ) -> None:
-    """Install the repository, editable, and the groups; :class:`CannotInstall`."""
+    """Install the repository, editable, and the groups; :class:`CannotInstall`.
+
+    ``pins`` are further arguments of ``pip install``: requirements that narrow those of the groups,
+    and options such as ``--upgrade``.
+    """
     if not OLDEST <= sys.version_info[:2] < BEYOND:
         raise CannotInstall(
             f"storm_dagster needs Python 3.10 to 3.14, {sys.executable} is {sys.version.split()[0]}: "
@@ -232,7 +239,8 @@ def install(
     )
     environment = environment_class(folder)
     environment.make()
-    what = ["--editable", ".", *(part for group in groups for part in ("--group", group))]
+    group_options = [part for group in groups for part in ("--group", group)]
+    what = ["--editable", ".", *group_options, *pins]
     # A cluster is many processes that import the same at the same time: what all of them load is
     # compiled once, here. The groups are loaded by few, and are large: they are compiled when they
     # are imported.

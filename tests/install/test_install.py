@@ -114,6 +114,21 @@ def test_where_uv_fails_pip_installs_the_same(installer: ModuleType, tmp_path: P
         installer.install(tmp_path, [], Environment)
 
 
+def test_pins_are_resolved_together_with_the_groups(installer: ModuleType, tmp_path: Path) -> None:
+    """Two installations would leave packages that need another release of a pinned one."""
+    asked: list[list[str]] = []
+
+    class Environment(installer.Environment):  # type: ignore[misc, name-defined]
+        def make(self) -> None: ...
+
+        def install_with_uv(self, what: list[str], base: bool) -> bool:
+            asked.append(what)
+            return True
+
+    installer.install(tmp_path, ["test"], Environment, pins=["--upgrade", "dagster==1.12"])
+    assert asked == [["--editable", ".", "--group", "test", "--upgrade", "dagster==1.12"]]
+
+
 def test_a_target_installs_its_own_groups_only() -> None:
     """Commands that ``make -n`` prints in a clone without an environment."""
     wanted = {"demo": set(), "check": {"check", "test", "docs"}, "test": {"test", "docs"}}
