@@ -171,6 +171,11 @@ def failure_text(result: dg.ExecuteInProcessResult) -> str:
     return str(failed.step_failure_data.user_failure_data.metadata["message"].value)
 
 
+def wait_until_gone(cluster: LocalCluster) -> None:
+    """Wait until the killed topology is removed."""
+    eventually(lambda: cluster.topologies() == [], 90, "the end of wc", ignore=(StormDagsterError,))
+
+
 def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -> None:
     shop.declare(deploy="gray")
     # Declared is not submitted: somebody launches that.
@@ -207,7 +212,8 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
         lambda: set(shop.workers().values()) == {new}, 120, "the former code", interval=0.5
     )
     drift, requests = shop.look()
-    assert set(drift) == {"code"} and requests == []
+    assert set(drift) == {"code", "upgrade"} and requests == []
+    assert "its worker ended with exit code 7" in drift["upgrade"]
 
     # What somebody changed by hand is shown and healed.
     shop.declare(NEWER, deploy="gray")
@@ -243,7 +249,7 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     assert cluster.show("wc")["id"] == first_id
 
     assert shop.run("kill_wc").success
-    eventually(lambda: cluster.topologies() == [], 90, "the end of wc", ignore=(StormDagsterError,))
+    wait_until_gone(cluster)
 
 
 def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(
@@ -277,7 +283,7 @@ def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(
     # Ended by hand, it stays ended until somebody deploys it by hand.
     materialized = len(shop.instance.fetch_materializations(KEY, limit=50).records)
     assert shop.run("kill_wc").success
-    eventually(lambda: cluster.topologies() == [], 90, "the end of wc", ignore=(StormDagsterError,))
+    wait_until_gone(cluster)
     assert shop.look() == ({"running": "topology 'wc' does not run"}, [])
     assert not shop.checks["all_tasks_run"].passed
     assert "by hand" in shop.schedule().skip_message
@@ -289,6 +295,8 @@ def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(
     cluster.wait_running("wc")
     assert shop.look()[0] == {} and all(check.passed for check in shop.checks.values())
     assert shop.run("kill_wc").success
+    # A topology belongs to its owner until it is removed.
+    wait_until_gone(cluster)
 
 
 def config_of(op: str) -> dict[str, Any]:
@@ -346,4 +354,4 @@ def test_two_deployments_never_fight_and_one_takes_over_by_hand(
     assert done.success, failure_text(done)
     assert "owner" not in shop.look()[0]
     assert shop.run("kill_wc", config=config_of("kill_wc_op")).success
-    eventually(lambda: cluster.topologies() == [], 90, "the end of wc", ignore=(StormDagsterError,))
+    wait_until_gone(cluster)
