@@ -135,6 +135,19 @@ def merge_conf(layers: Mapping[LayerName, Conf]) -> dict[str, Any]:
     return merged
 
 
+def component_conf(total: Conf, component: Conf) -> dict[str, Any]:
+    """The conf that a component reads: the merged conf of its topology, and its own above it.
+
+    A null of the topology under a key of the user's own drops the key here, so that
+    ``conf.get(key, default)`` returns the default of the component's code. A null that the
+    component's own conf sets stays.
+    """
+    set_values = {
+        key: value for key, value in total.items() if value is not None or key in CONF_KEYS
+    }
+    return merge_conf({"total": set_values, "component": component})
+
+
 def merged_value(layers: Mapping[LayerName, Conf], key: str) -> Any:
     """The value of one key in :func:`merge_conf` of the layers.
 

@@ -21,6 +21,7 @@ from storm_dagster.model.conf_layers import (
     RESERVED_KEYS,
     SUBMITTED_KEYS,
     LayerName,
+    component_conf,
     merge_conf,
     merged_value,
     overlay,
@@ -83,6 +84,16 @@ def test_the_value_that_counts(layers: dict[LayerName, Conf], key: str, value: A
 def test_a_null_stays_until_the_submission_meets_other_parties() -> None:
     """So an update sees that the key is taken back, and does not keep its former value."""
     assert overlay({"file": {WORKERS: 5}, "pair": {WORKERS: None}}) == {WORKERS: None}
+
+
+def test_a_null_drops_a_user_s_own_key_for_components() -> None:
+    """`--conf KEY=null` of an update: the default of the component's code counts again."""
+    total = merge_conf({"author": {OWN: 1, PENDING: 9}, "submission": {OWN: None, PENDING: None}})
+    assert component_conf(total, {}) == {PENDING: None}
+    assert component_conf(total, {OWN: 2})[OWN] == 2
+    assert component_conf({OWN: 1}, {OWN: None}) == {OWN: None}
+    # It overrides the value that the cluster gives to the key, too.
+    assert OWN not in component_conf(merge_conf({"cluster": {OWN: 5}, "stored": total}), {})
 
 
 KEYS = st.sampled_from(

@@ -19,7 +19,7 @@ import msgspec
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.host.resolve import load_plugin
-from storm_dagster.model.conf_layers import merge_conf
+from storm_dagster.model.conf_layers import component_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.slot import Slot
@@ -195,7 +195,7 @@ class NativeEngine:
             tasks=self.placement.components,
             task_id=task,
             component=component,
-            conf=merge_conf({"total": self.conf, "component": part.conf}),
+            conf=component_conf(self.conf, part.conf),
             host=self.host,
             port=self.slot.port,
             node=self.slot.node,
