@@ -471,6 +471,9 @@ def deployed(
         try:
             connect().submitTopology(NAME, location, json.dumps(conf), topology)
         except TApplicationException as error:
+            if "is still being started" in str(error):
+                # Dagster is slow. The launch continues after the response.
+                return True
             assert "did not answer within" in str(error), error
             return False
         return True
@@ -489,11 +492,12 @@ def test_hot_deploy_and_gray_upgrade_over_thrift(
     deployed(connect, location, {**conf, "topology.hot.deploy.enable": True}, topology)
 
     def replaced() -> bool:
-        return cluster.show(NAME)["id"] != before["id"]
+        # Its tasks may run before the last step of the update activates it.
+        shown = cluster.show(NAME)
+        return shown["id"] != before["id"] and shown["status"] == "ACTIVE"
 
     eventually(replaced, 180, "the topology replaced", ignore=(StormDagsterError,))
     after = cluster.wait_running(NAME, timeout=180)
-    assert after["status"] == "ACTIVE"
     assert [row["name"] for row in cluster.topologies()] == [NAME]
     (old,) = {worker["version"] for worker in after["workers"]}
 
