@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from containers import LASTING, PROJECT, ROOT, Containers, Failure
+from daemons import check_probes_without_quorum
 from watcher import Watcher
 
 Fault = Callable[[], None]
@@ -17,6 +18,8 @@ NETWORKS = {
 }
 FAULT_SECS = 25.0
 """How long something is paused or cut off: longer than every session."""
+DRAINS = "rolling restart of the supervisors"
+"""The fault that repeats no number: tasks move while no tuple is under way."""
 
 
 def all_faults(made: Containers, watcher: Watcher) -> dict[str, Fault]:
@@ -49,7 +52,7 @@ def all_faults(made: Containers, watcher: Watcher) -> dict[str, Fault]:
         "ZooKeeper without quorum 120 s": lambda: lose_quorum(made),
         "down and up again": lambda: down_and_up(made, watcher),
         "rolling restart of all services": lambda: roll(made),
-        "rolling restart of the supervisors": lambda: drain_supervisors(made),
+        DRAINS: lambda: drain_supervisors(made),
         "upgrade of all services": lambda: upgrade(made),
         **each("cut off 25 s", cut_off),
         **each("paused 25 s", pause),
@@ -109,12 +112,16 @@ def fill_disk(made: Containers, service: str) -> None:
 
 
 def lose_quorum(made: Containers) -> None:
-    """Two servers of three are away for two minutes."""
+    """Two servers of three are away for two minutes, in which no daemon is ready."""
     for service in ("zk1", "zk2"):
         made.docker("kill", made.name(service))
-    time.sleep(120)
-    for service in ("zk1", "zk2"):
-        made.docker("start", made.name(service))
+    began = time.monotonic()
+    try:
+        check_probes_without_quorum(made)
+        time.sleep(max(0.0, began + 120 - time.monotonic()))
+    finally:
+        for service in ("zk1", "zk2"):
+            made.docker("start", made.name(service))
 
 
 def roll(made: Containers) -> None:

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import bad_input
+import daemons
 from containers import PROJECT, ROOT, Containers, Failure, containers, project_is_empty
-from faults import all_faults, drain_supervisors
+from faults import DRAINS, all_faults, drain_supervisors
 from monitoring import check_monitoring
 from watcher import NAME, PROBE, Watcher, table
 
@@ -130,6 +131,8 @@ def short(made: Containers) -> None:
     made.docker("start", made.name(victim))
     made.wait_healthy()
     bad_input.check_port(made, say)
+    daemons.check_probes(made, say)
+    daemons.check_sizes(made, say)
     made.exec("nimbus1", "storm-dagster", "doctor", "--invariants", timeout=90)
     made.exec("nimbus1", "storm-dagster", "doctor", timeout=90)
     say("all services are healthy, doctor finds nothing")
@@ -156,12 +159,16 @@ def full(made: Containers, names: list[str], rounds: int, sample: int) -> bool:
                 say(f"seen: {watcher.last}")
                 made.logs(LOGS)
                 check(watcher.wait_well(300) is not None, f"it stays so: {watcher.last}")
+            if name == DRAINS:
+                check(not row.repeated, f"{row.repeated} numbers are repeated by {name}")
             # Also what this topology does not need.
             made.wait_healthy()
         time.sleep(3)
         say(f"{watcher.last['done']} numbers, {watcher.last['missing']} lost")
         made.exec("nimbus1", "storm-dagster", "doctor", "--invariants", timeout=90)
         say("doctor --invariants finds nothing")
+        daemons.check_probes(made, say)
+        daemons.check_sizes(made, say)
         check_monitoring(made, NAME, say)
         # Placed by the Spark that has gone through all of it.
         submit(made, "wordcount.py", "--name", "afterwards", "--conf", "topology.workers=1")
