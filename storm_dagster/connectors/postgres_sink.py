@@ -191,10 +191,12 @@ class PostgresSink:
 
     def _unsent_column(self, row: Row) -> str | None:
         """The column whose value the client cannot send; ``None`` if it is not known."""
-        transformer = self._psycopg.adapt.Transformer(self._db)
+        from psycopg.adapt import PyFormat, Transformer
+
+        transformer = Transformer(self._db)
         for name, value in row.values.items():
             try:
-                transformer.get_dumper(value, self._psycopg.adapt.PyFormat.AUTO).dump(value)
+                transformer.get_dumper(value, PyFormat.AUTO).dump(value)
             except Exception:
                 return name
         return None

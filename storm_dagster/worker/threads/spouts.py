@@ -158,7 +158,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
     def _on_success(self, method: str, idle: bool) -> None:
         """End the pauses of a method that returned; ``idle``: ``next_tuple`` emitted nothing."""
         if idle:
-            self._note_call(has_emitted=False)
+            self.call_errors.on_empty(self.shared.clock())
         else:
             self._pauses_of(method).on_success()
         if method == "next_tuple" and self.system_wait.is_waiting:
