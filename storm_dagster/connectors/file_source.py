@@ -235,10 +235,9 @@ class FileSource(Source):
         """
         self._ended &= mine.keys()
         unread = {name: count for name, count in self._unread.items() if name in mine}
-        new: list[str] = []
-        for name, position in mine.items():
-            if position != _END and name not in unread and name not in self._ended:
-                new.append(name)
+        at_end = {name for name, position in mine.items() if position == _END}
+        self._ended |= at_end - unread.keys()
+        new = [name for name in mine if name not in unread and name not in self._ended]
         new.sort(key=lambda name: (self._modified_secs(name) or 0.0, name))
         for name in new:
             unread[name] = mine[name] or 0
@@ -246,7 +245,6 @@ class FileSource(Source):
         self._rows = {name: rows for name, rows in self._rows.items() if name in mine}
         for name in self._versions.keys() - mine.keys():
             del self._versions[name]
-        self._ended |= {name for name, position in mine.items() if position == _END} - unread.keys()
 
     def read(
         self, most: int, full: Collection[str]

@@ -95,53 +95,14 @@ class KafkaSource(Source):
             import confluent_kafka
         self._kafka = confluent_kafka
         settings = client_settings(conf, "kafka.")
-        if "bootstrap.servers" not in settings:
-            raise InvalidRequest(
-                "no Kafka broker is known: set kafka.bootstrap.servers in the conf of the topology"
-            )
-        fixed = sorted(FIXED_SETTINGS.keys() & settings.keys())
-        if fixed:
-            raise InvalidRequest(
-                f"kafka.{fixed[0]} is set by the source itself: remove it from the conf"
-            )
+        _check_settings(settings)
         self.brokers: str = settings["bootstrap.servers"]
         self.system = f"Kafka at {self.brokers}"
         # In the metadata of committed offsets, and the default id of the client.
         self._label = f"{context.topology_id} task {context.task_id}"
         consumer_settings = {**default_settings(context, self._label, settings), **settings}
-        self._errors: deque[Exception] = deque(maxlen=100)
-        """Errors that the next :meth:`read` returns, the newest 100."""
-        self._partitions: list[str] | None = None
-        """All partitions of the topics, those without a leader last; ``None``: no response yet."""
-        self._first: list[str] = []
-        """Partitions of the first response.
-
-        Later ones are new: ``latest`` must not skip their records.
-        """
-        self._assigned: set[str] = set()
-        """Own partitions that the consumer reads."""
-        self._waiting: set[str] = set()
-        """Own partitions whose position is requested, or lost."""
-        self._paused: set[str] = set()
-        """Partitions that the consumer does not fetch, because the spout has enough records."""
         self._may_write = context.may_write
-        self._to_commit: dict[str, int] = {}
-        """Partition -> offset before which all is finished."""
-        self._stored: dict[str, CommittedPosition] = {}
-        """Partition -> position that the brokers have, by their last response."""
-        self._read_ids: dict[str, str] = {}
-        """Partition -> id of the topic in which its position is valid."""
-        self._interrupted: dict[str, CommittedPosition] = {}
-        """Partition whose reading was interrupted -> position before which all was finished."""
-        self._recreated: set[str] = set()
-        """Partitions of which the spout may still have records of a deleted topic."""
-        self._ends: dict[str, int] = {}
-        """Partition -> its end by the last request; for the lag of those that are not fetched."""
-        self._next_lookup = 0.0
-        """Time from which on the positions of waiting partitions are requested once more."""
-        self._read_at = 0.0
-        """Time of the last :meth:`read`."""
-        self._closed = False
+        self._reset()
         self._outage = Outage(self.brokers)
         self._requests = BrokerRequests(self._add_error)
         self._consumer = confluent_kafka.Consumer(
@@ -161,6 +122,41 @@ class KafkaSource(Source):
         self._policies = CleanupPolicies(confluent_kafka, self._topic_ids.admin, self.topics)
         self._late = Event()
         """Set when the task may have another owner: then no offset is committed."""
+
+    def _reset(self) -> None:
+        """Create the state of one task: no partition is assigned, and no response has come."""
+        self._errors: deque[Exception] = deque(maxlen=100)
+        """Errors that the next :meth:`read` returns, the newest 100."""
+        self._partitions: list[str] | None = None
+        """All partitions of the topics, those without a leader last; ``None``: no response yet."""
+        self._first: list[str] = []
+        """Partitions of the first response.
+
+        Later ones are new: ``latest`` must not skip their records.
+        """
+        self._assigned: set[str] = set()
+        """Own partitions that the consumer reads."""
+        self._waiting: set[str] = set()
+        """Own partitions whose position is requested, or lost."""
+        self._paused: set[str] = set()
+        """Partitions that the consumer does not fetch, because the spout has enough records."""
+        self._to_commit: dict[str, int] = {}
+        """Partition -> offset before which all is finished."""
+        self._stored: dict[str, CommittedPosition] = {}
+        """Partition -> position that the brokers have, by their last response."""
+        self._read_ids: dict[str, str] = {}
+        """Partition -> id of the topic in which its position is valid."""
+        self._interrupted: dict[str, CommittedPosition] = {}
+        """Partition whose reading was interrupted -> position before which all was finished."""
+        self._recreated: set[str] = set()
+        """Partitions of which the spout may still have records of a deleted topic."""
+        self._ends: dict[str, int] = {}
+        """Partition -> its end by the last request; for the lag of those that are not fetched."""
+        self._next_lookup = 0.0
+        """Time from which on the positions of waiting partitions are requested once more."""
+        self._read_at = 0.0
+        """Time of the last :meth:`read`."""
+        self._closed = False
 
     def _process_responses(self) -> None:
         """Handle the responses that have arrived, and make the next request."""
@@ -532,3 +528,16 @@ class KafkaSource(Source):
         """Wait for the request that is under way, and process its response."""
         self._requests.wait_for_response()
         self._process_responses()
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise :class:`InvalidRequest` for settings without brokers, or with one of the source."""
+    if "bootstrap.servers" not in settings:
+        raise InvalidRequest(
+            "no Kafka broker is known: set kafka.bootstrap.servers in the conf of the topology"
+        )
+    fixed = sorted(FIXED_SETTINGS.keys() & settings.keys())
+    if fixed:
+        raise InvalidRequest(
+            f"kafka.{fixed[0]} is set by the source itself: remove it from the conf"
+        )
