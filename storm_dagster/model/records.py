@@ -135,13 +135,13 @@ class GrayUpgrade(Record, populate_by_name=True):
     code: dict[str, str] = {}
     """Blob key -> SHA-256 of the new code, as in the assignment."""
     base_conf: BaseConf | None = None
-    """Fields of the base by the new code's conf; ``None`` if an earlier release began it."""
+    """Fields of the base by the new code's conf; ``None`` if a former release began the upgrade."""
     failed_worker: str = ""
     """``host:port`` of the worker whose failure began the rollback; empty without a failure."""
     unapplied_sizes: tuple[str, ...] = ()
     """As in the base, of the new code alone; the base gets it with the code."""
     ended_secs: int = 0
-    """Epoch seconds of its end; 0: it is under way, or an earlier release ended it."""
+    """Epoch seconds of its end; 0: it is under way, or an older release ended it."""
 
 
 class StormBase(Record):
@@ -170,7 +170,7 @@ class StormBase(Record):
     """The gray upgrade that ended last: a repeated call returns its outcome."""
     submitted_keys: dict[str, tuple[str, ...]] = {}
     """Prefix of the blob keys of a code -> conf keys of its submission, which an update keeps. Code
-    that an earlier release stored is missing.
+    that an older release stored is missing.
     """
     unapplied_sizes: tuple[str, ...] = ()
     """``topology.workers`` and components whose number a gray upgrade changed in the code, but not
@@ -391,7 +391,7 @@ class Assignment(Record):
     timestamp_ms: int
     type: AssignmentType = "Assign"
     code: dict[str, str] = {}
-    """Blob key -> SHA-256 of that code: supervisors run no other content. Empty: an earlier release
+    """Blob key -> SHA-256 of that code: supervisors run no other content. Empty: an older release
     wrote the record.
     """
     restarts: int = 0
