@@ -43,6 +43,7 @@ what died in a pause of healing was moved in it       rule "pause", mutant "heal
                                                       ``operations/test_healing_pause.py``
 runs that came after the leader counted as none       rule "runs", mutant "a late run is taken for one that moved tasks";
                                                       ``core/test_worthwhile_attempts.py``
+a sensor that asks for no run went unnoticed          rule "healer", mutant "the sensor sees and does nothing"
 free slots of the cluster counted for a topology      ``core/test_usable_slots.py``, ``operations/test_isolation.py``
 ====================================================  =================================================================
 """

@@ -21,6 +21,7 @@ from storm_simulation.healing_checks import (
     check_late_runs,
     check_pause,
     check_runs,
+    check_sensor,
     choose_healer,
     secs_until_healed,
 )
@@ -240,11 +241,19 @@ class Calm:
         if is_lost:
             gone.append(cluster.dagster.host.name)
         secs = secs_until_healed(cluster, gone, is_alone=alone)
+        lost_workers = [
+            worker.slot
+            for assignment in cluster.rules.assignments.values()
+            for worker in assignment.workers
+            if worker.node in gone
+        ]
         for name in gone:
             cluster.lose_host(cluster.hosts[name])
         self.faults.counts["machine lost for good"] += len(gone)
         self.faults.log.append(f"{cluster.kernel.now:.2f} lost for good: {gone}, {healer}")
         self.await_healed(secs, f"after {gone} were lost for good ({healer})")
+        if lost_workers and not alone:
+            check_sensor(self)
         for name in gone:
             cluster.boot_host(cluster.hosts[name])
         switch_healer(cluster, "sensor")

@@ -123,3 +123,13 @@ def check_runs(calm: Calm, begin: float) -> None:
         if is_too_soon or len(recent) > 10:
             rounded = [round(at - begin) for at in recent]
             calm.fail("runs", f"of {topology_id} runs change nothing at {rounded} s")
+
+
+def check_sensor(calm: Calm) -> None:
+    """A sensor that is armed has asked for a run: workers were lost with their hosts.
+
+    Without it the leader heals as soon. Any run of the program counts: after one without an effect,
+    or one that does not end, the sensor leaves the next loss to the leader.
+    """
+    if not calm.cluster.dagster.storage.runs:
+        calm.fail("healer", "hosts were lost with their workers, and the sensor asked for no run")

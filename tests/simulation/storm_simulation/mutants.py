@@ -264,7 +264,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "the sensor sees and does nothing",
-        "liveness",
+        "healer",
         (heartbeat_sensor, "run_requests", _always([])),
     ),
     _m(
