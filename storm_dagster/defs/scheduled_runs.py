@@ -40,6 +40,6 @@ def earlier_request(
     if age_secs >= _RETRY_SECS:
         return ""
     return (
-        f"run {newest[0].dagster_run.run_id} for this assignment has not changed it: another one is "
-        f"requested {_RETRY_SECS / 60:.0f} minutes after it"
+        f"run {newest[0].dagster_run.run_id} for this assignment has not changed it: another one "
+        f"is requested {_RETRY_SECS / 60:.0f} minutes after it"
     )

@@ -169,13 +169,9 @@ class StormBase(Record):
     last_upgrade: GrayUpgrade | None = None
     """The gray upgrade that ended last: a repeated call returns its outcome."""
     submitted_keys: dict[str, tuple[str, ...]] = {}
-    """Prefix of the blob keys of a code -> conf keys of its submission, which an update keeps. Code
-    that an older release stored is missing.
-    """
+    """Prefix of a code -> conf keys of its submission; code of an older release is missing."""
     unapplied_sizes: tuple[str, ...] = ()
-    """``topology.workers`` and components whose number a gray upgrade changed in the code, but not
-    here. No rebalance has set them, so that an update keeps none of them.
-    """
+    """Numbers that a gray upgrade changed in the code alone: ``topology.workers``, components."""
 
 
 class ComponentTasks(Record):

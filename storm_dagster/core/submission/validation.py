@@ -118,8 +118,9 @@ def _check_isolation(name: str, conf: Conf) -> None:
     size = len(json.dumps(hosts))
     if size > _MAX_ISOLATION_BYTES:
         raise InvalidTopology(
-            f"topology {name!r}: the {len(hosts)} hosts of isolation.scheduler.machines take {size} "
-            f"bytes, a topology's record has room for {_MAX_ISOLATION_BYTES}: list fewer hosts"
+            f"topology {name!r}: the {len(hosts)} hosts of isolation.scheduler.machines take "
+            f"{size} bytes, a topology's record has room for {_MAX_ISOLATION_BYTES}: list fewer "
+            "hosts"
         )
     for host in hosts:
         if not host or host != "".join(host.split()) or not host.isprintable():
