@@ -305,6 +305,25 @@ def same_workers(assignment: Assignment | None, placement: TopologyPlacement) ->
     return old == new
 
 
+def same_resources(assignment: Assignment | None, placement: TopologyPlacement) -> bool:
+    """True if no worker that keeps its slot gets other memory or CPU by the placement.
+
+    A record of an older release does not name them (0).
+    """
+    if assignment is None:
+        return True
+    old = {worker.slot: worker for worker in assignment.workers}
+    for worker in placement.workers:
+        former = old.get(worker.slot)
+        if former is None:
+            continue
+        has_memory = former.memory_bytes in (0, worker.memory_bytes)
+        has_cpu = former.cpu in (0, worker.cpu)
+        if not (has_memory and has_cpu):
+            return False
+    return True
+
+
 def assignment_of(
     placement: TopologyPlacement,
     *,

@@ -273,6 +273,8 @@ class RebalanceResult(TopologyResult):
     """Reason why a scheduled rebalance has no effect, if the topology is not steady."""
     limits: str = ""
     """Limits of the slots that the topology may use, in words; empty without one."""
+    resized: bool = False
+    """True if no task moves, but workers get other memory or CPU by the conf."""
     warnings: tuple[str, ...] = ()
     """Parts of the request that are kept without an effect."""
 

@@ -16,11 +16,6 @@ from storm_dagster.core.submission.conf import (
     base_conf,
     total_conf,
 )
-from storm_dagster.core.submission.kept_sizes import (
-    describe_unapplied,
-    sizes_of,
-    unapplied_sizes,
-)
 from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import UpgradeEvent, UpgradeTransition
 from storm_dagster.core.upgrade.selection import (
@@ -60,7 +55,11 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
-from storm_dagster.operations.upgrade_code import read_new_code, store_new_code
+from storm_dagster.operations.upgrade_code import (
+    read_new_code,
+    store_new_code,
+    unapplied_by_upgrade,
+)
 from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.gray_upgrades import create_lists_ops, listed_nodes, put_record_ops
 
@@ -227,18 +226,16 @@ def _request_batch(
     former = load_runnable(ctx, topology)
     check_compatible(base.name, former.spec, code.spec)
     check_uploaded_archive(ctx, code.archive, code.spec, code.total)
-    former_sizes = sizes_of(former.spec, former.conf)
-    stays = unapplied_sizes(base, former_sizes, sizes_of(code.spec, code.total))
+    unapplied, size_warnings = unapplied_by_upgrade(base, former, code)
     new_record = store_new_code(ctx, epoch, topology, code, token, request.allow_degraded)
     event = UpgradeEvent(
         "begin",
         selection=selection,
-        record=new_record.model_copy(update={"unapplied_sizes": tuple(stays)}),
+        record=new_record.model_copy(update={"unapplied_sizes": unapplied}),
         former=topology.code_dir,
         submitted_keys=code.submitted_keys,
     )
     result = _execute(ctx, topology.id, event, epoch)
-    size_warnings = describe_unapplied(base.name, stays)
     return replace(result, warnings=(*code.warnings, *size_warnings))
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.submission.conf import (
     UPGRADE_KEYS,
     base_conf,
@@ -10,10 +11,16 @@ from storm_dagster.core.submission.conf import (
     submitted_keys,
     total_conf,
 )
+from storm_dagster.core.submission.kept_sizes import (
+    describe_unapplied,
+    describe_unapplied_resources,
+    sizes_of,
+    unapplied_sizes,
+)
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.names import make_code_dir
-from storm_dagster.model.records import GrayUpgrade
+from storm_dagster.model.records import GrayUpgrade, StormBase
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext
@@ -51,6 +58,21 @@ def read_new_code(ctx: OperationsContext, topology: TopologyView, handle: str) -
         submitted_keys=submitted_keys(uploaded.conf),
         warnings=uploaded.warnings + check_session_keys(ctx, total, spec),
     )
+
+
+def unapplied_by_upgrade(
+    base: StormBase, former: Runnable, code: NewCode
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the sizes of the new code that a gray upgrade does not apply, and warnings.
+
+    The warnings also name memory and CPU of workers.
+    """
+    sizes = unapplied_sizes(
+        base, sizes_of(former.spec, former.conf), sizes_of(code.spec, code.total)
+    )
+    warnings = describe_unapplied(base.name, sizes)
+    resource_warnings = describe_unapplied_resources(base.name, former.conf, code.total)
+    return tuple(sizes), (*warnings, *resource_warnings)
 
 
 def store_new_code(

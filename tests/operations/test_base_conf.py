@@ -15,6 +15,7 @@ from storm_dagster.operations.context import load_runnable
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.deploy import update
 from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.read.run_results import rebalance_result
 from storm_dagster.operations.upgrade import advance_upgrades
 from storm_rigs.operations.archives import pack_archive
 from storm_rigs.operations.upgrades import UpgradeStandIns
@@ -143,3 +144,30 @@ def test_an_upgrade_frees_the_hosts_that_it_no_longer_isolates(world: World) -> 
     assert {worker.host for worker in world.assignment().workers} == {"s2"}
     world.submit("other", conf={"topology.workers": 2})
     assert {worker.host for worker in world.assignment("other").workers} == {"s1"}
+
+
+def test_a_rebalance_applies_memory_and_cpu_of_an_upgraded_code(world: World) -> None:
+    """A supervisor reads them from the assignment, which a gray upgrade leaves as it is."""
+    before = {"worker.memory.size": 1 << 30, "worker.cpu.slot.num": 1}
+    after = {"worker.memory.size": 1 << 31, "worker.cpu.slot.num": 2}
+    world.submit("wc", conf={**CONF, **before})
+    world.upload("new", conf={**CONF, **after}, archive=pack_archive("new"))
+    begun = lifecycle.gray_upgrade(world.context(), "wc", Selection(number=9), handle="new")
+    assert [warning.partition(" in a gray")[0] for warning in begun.warnings] == [
+        f"topology 'wc' keeps {key} {value}" for key, value in before.items()
+    ]
+    lifecycle.complete_upgrade(world.context(), "wc")
+
+    def resources() -> set[tuple[int, int]]:
+        return {(worker.memory_bytes, worker.cpu) for worker in world.assignment().workers}
+
+    assert resources() == {tuple(before.values())}
+    slots = [worker.slot for worker in world.assignment().workers]
+    report = rebalance(world.context(), "wc")
+    assert (report.outcome, report.status, report.moved) == ("assigned", "ACTIVE", 0)
+    assert report.delay_secs == 0
+    expected = "no task moved, memory and CPU of workers are those of the conf"
+    assert rebalance_result(report).summary.startswith(expected)
+    assert resources() == {tuple(after.values())}
+    assert [worker.slot for worker in world.assignment().workers] == slots
+    assert rebalance(world.context(), "wc").outcome == "unchanged"

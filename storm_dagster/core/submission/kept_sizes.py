@@ -17,6 +17,8 @@ from storm_dagster.model.topology import ComponentSpec, TopologySpec
 WORKERS_KEY = "topology.workers"
 _PARALLELISM_KEYS = ("topology.bolt.parallelism", "topology.spout.parallelism")
 """Keys of maps of component to number of executors."""
+_RESOURCE_KEYS = ("worker.memory.size", "topology.master.worker.memory.size", "worker.cpu.slot.num")
+"""Keys of which a placement copies the values into the assignment."""
 
 
 def named_sizes(submitted: Conf) -> tuple[str, ...]:
@@ -113,6 +115,19 @@ def describe_unapplied(name: str, sizes: Mapping[str, tuple[int, int]]) -> tuple
             "next update"
         )
     return tuple(warnings)
+
+
+def describe_unapplied_resources(name: str, former: Conf, new: Conf) -> tuple[str, ...]:
+    """Warnings of a gray upgrade about memory and CPU of workers, which stand in the assignment.
+
+    ``former`` and ``new`` are the total confs of both codes of the topology ``name``.
+    """
+    changed_keys = [key for key in _RESOURCE_KEYS if former.get(key) != new.get(key)]
+    return tuple(
+        f"topology {name!r} keeps {key} {former.get(key)} in a gray upgrade, although the new code "
+        f"asks for {new.get(key)}: `storm-dagster rebalance {name}` applies it after the upgrade"
+        for key in changed_keys
+    )
 
 
 def with_unapplied_sizes(base: StormBase, names: Collection[str]) -> StormBase:

@@ -425,7 +425,8 @@ class _Move:
         ctx = self.ctx
         report = report_of_plan(topology, after, plan, "assigned" if plan.changed else "unchanged")
         placement = plan.result.placement(after.name)
-        if plan.table == topology.tasks and same_workers(topology.assignment, placement):
+        is_same = plan.table == topology.tasks and same_workers(topology.assignment, placement)
+        if is_same and not plan.resizes:
             check_assignments(transaction, view)
             self.attempted = _Moved(report)
         else:
@@ -472,7 +473,7 @@ class _Move:
             ctx,
             assignment,
             "rebalanced",
-            describe_rebalance(topology.base, plan.request),
+            describe_rebalance(topology.base, plan.request, resizes=plan.resizes),
             moved=placement.moved,
         )
 

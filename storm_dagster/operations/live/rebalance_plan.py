@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storm_dagster.core.reassignment import Runnable, offered_supervisors, same_workers
+from storm_dagster.core.reassignment import (
+    Runnable,
+    offered_supervisors,
+    same_resources,
+    same_workers,
+)
 from storm_dagster.core.scheduling.obstacles import slot_limits
 from storm_dagster.core.submission.conf import base_conf, with_base_conf
 from storm_dagster.core.submission.quotas import check_quotas
@@ -37,6 +42,11 @@ class RebalancePlan:
     """True if tasks are moved, added or removed.
 
     Otherwise at most the base changes, and no spout has to pause.
+    """
+    resizes: bool
+    """True if no task is moved, but workers get other memory or CPU by the conf.
+
+    The workers continue: a supervisor reads both from the assignment.
     """
     bound: bool
     """True if the moves depend on more than sizes.
@@ -76,9 +86,11 @@ def plan_request(
     placement = result.placement(topology.base.name)
     check_quotas(ctx.values(), view, topology.base.owner, placement.workers, [topology.id])
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
+    resizes = not disturbs and not same_resources(topology.assignment, placement)
     base_fields = base_conf(runnable.conf)
     changed = (
         disturbs
+        or resizes
         or request.workers != topology.base.workers
         or request.executors != topology.base.executors
         # After a gray upgrade that a leader of an earlier release completed.
@@ -89,7 +101,9 @@ def plan_request(
         to_place.user_workers or to_place.differ_node or to_place.isolation or to_place.executors
     )
     limits = _limits(view, topology, runnable, request)
-    return RebalancePlan(request, table, result, changed, disturbs, bound, base_fields, limits)
+    return RebalancePlan(
+        request, table, result, changed, disturbs, resizes, bound, base_fields, limits
+    )
 
 
 def _check_growth(
@@ -167,6 +181,7 @@ def report_of_plan(
         assign_secs=plan.result.assign_secs,
         warnings=rebalance_warnings(topology, plan.request),
         limits=plan.limits,
+        resized=plan.resizes,
     )
 
 

@@ -97,8 +97,11 @@ def rebalance_warnings(topology: TopologyView, request: PendingRebalance) -> tup
     )
 
 
-def describe_rebalance(base: StormBase, request: PendingRebalance) -> str:
-    """The changes of the request, for the history of the assignment."""
+def describe_rebalance(base: StormBase, request: PendingRebalance, *, resizes: bool = False) -> str:
+    """The changes of the request, for the history of the assignment.
+
+    ``resizes``: it moves no task, but gives workers memory and CPU of the conf.
+    """
     if request.drains:
         return "hosts drain"
     changes: list[str] = []
@@ -110,4 +113,6 @@ def describe_rebalance(base: StormBase, request: PendingRebalance) -> str:
             changes.append(f"{name} with {count} executors instead of {former}")
     if changes:
         return ", ".join(changes)
+    if resizes:
+        return "memory and CPU of workers became those of the conf"
     return "every task was placed again" if request.reassign else "balance was restored"

@@ -17,6 +17,8 @@ def rebalance_result(report: RebalanceResult) -> RunResult:
         added = len(report.tasks_added)
         removed = len(report.tasks_removed)
         text = f"no task moved, {added} were added and {removed} removed: {where}"
+    elif report.resized:
+        text = f"no task moved, memory and CPU of workers are those of the conf: {where}"
     elif report.limits:
         text = f"nothing to move: {where}, {report.limits}"
     else:
