@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol
 
+from storm_dagster.api.callbacks import check_component
 from storm_dagster.api.specs import Inputs, Outputs, Spec
 from storm_dagster.api.tuples import SYSTEM_TASK, is_tick
 from storm_dagster.model.dagster_events import DagsterEvent
@@ -165,11 +166,15 @@ class Component:
 
     @classmethod
     def _require_kind(cls) -> str:
-        """The kind of the class; :class:`InvalidRequest` if it is neither a spout nor a bolt."""
+        """The kind of the class; :class:`InvalidRequest` if it is neither a spout nor a bolt.
+
+        :class:`InvalidTopology` if a worker would not run one of its methods.
+        """
         if not cls._kind:
             raise InvalidRequest(
                 f"{cls.__name__} is neither a Spout nor a Bolt: derive it from one of them"
             )
+        check_component(cls)
         return cls._kind
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:

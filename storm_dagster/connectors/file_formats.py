@@ -190,14 +190,12 @@ class _Columns:
     def _cells(self, field: pa.Field) -> list[str]:
         """Cells of CSV. Text has quotes, so that readers tell ``None`` from it."""
         values = self._converted(field)
-        if not types.is_string(field.type) and not types.is_large_string(field.type):
-            return [_CELLS.get(type(value), str)(value) for value in values]
-        if any("\0" in value for value in values if value):
-            for index, value in enumerate(values):
-                if value and "\0" in value:
-                    reason = f"column {field.name!r}: CSV has no NUL character: remove it"
-                    self._refuse(index, reason)
-        return ["" if value is None else _quoted(value) for value in values]
+        # Also of string_view, and of a dictionary of texts.
+        for index, value in enumerate(values):
+            if isinstance(value, str) and "\0" in value:
+                reason = f"column {field.name!r}: CSV has no NUL character: remove it"
+                self._refuse(index, reason)
+        return [_CELLS.get(type(value), str)(value) for value in values]
 
     def _refuse(self, index: int, reason: str) -> None:
         self._refused.setdefault(index, reason)

@@ -89,7 +89,9 @@ def _has_time(text: str, words: list[str]) -> bool:
     """True if the clock in a text is not midnight."""
     if not _TIME_WORDS.isdisjoint(words):
         return True
-    return any(digits.strip("t0:.") for digits in _CLOCK_DIGITS.findall(text))
+    # The digits of an offset are not a time.
+    without_offset = _OFFSET.sub(lambda match: match[0][0], text)
+    return any(digits.strip("t0:.") for digits in _CLOCK_DIGITS.findall(without_offset))
 
 
 def _has_date_word(words: list[str]) -> bool:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from storm_dagster.api.bolts import StatefulBolt
+from storm_dagster.api.callbacks import check_methods
 from storm_dagster.api.error_origins import is_of_system, one_line, without_traceback
 from storm_dagster.api.error_pauses import ErrorPauses
 from storm_dagster.api.outages import REPORT_MS
 from storm_dagster.api.specs import Outputs, Stream
 from storm_dagster.api.target_retries import TargetRetries
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.connectors.row_values import row_values
 from storm_dagster.connectors.table_reports import TableReports
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart, Unavailable
 from storm_dagster.model.identities import former_identity_text, identity_text
@@ -213,6 +215,7 @@ class SinkBolt(StatefulBolt):
             raise InvalidTopology(
                 f"{owner}: {cls.__name__} has no sink: set sink = ... in its class"
             )
+        check_methods(cls.sink, ("open", "write", "close"))
         needed = [("record_id", name) for name in cls._id_fields()]
         if cls.timestamp_field is not None:
             needed.append(("timestamp_field", cls.timestamp_field))
@@ -277,7 +280,7 @@ class SinkBolt(StatefulBolt):
             _, copies = self._entry_of_id[tuple_id]
             copies.append(tup)
             return
-        values = self.row_of(tup)
+        values = row_values(self.row_of, tup, type(self).__name__)
         if values is None:
             self.ack(tup)
             return

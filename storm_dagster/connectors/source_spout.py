@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from storm_dagster.api.callbacks import check_methods
 from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.spouts import Spout
 from storm_dagster.connectors.decoding import OnNull, check_on_null, decoder_of, tuple_of
@@ -17,6 +18,8 @@ from storm_dagster.connectors.tracking import SPAN, OpenRecord, Retries, SourceR
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import reader_of
 
+_SOURCE_CALLS = ("open", "assign", "commit", "ack", "nack", "identity", "resume", "lag", "close")
+"""Methods of a source, except those whose result is iterated."""
 _MISSING = object()
 """Stands for a position that was never committed, since ``None`` may be a position."""
 _BATCH = 500
@@ -111,6 +114,7 @@ class SourceSpout(Spout):
         if not hasattr(cls, "source"):
             raise InvalidTopology(f"{cls.__name__} has no source: set source = ... in its class")
         check_on_null(cls.__name__, cls.on_null)
+        check_methods(cls.source, _SOURCE_CALLS, iterables=("partitions", "read", "recreated"))
         return super()._require_kind()
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:

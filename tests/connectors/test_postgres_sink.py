@@ -175,7 +175,7 @@ def test_a_row_refused_by_commit_trigger_or_index_is_rejected_alone(
     with pytest.raises(Rejected) as refused:
         sink.write([*good, *(Row(values) for values in odd)], 1)
     errors = [
-        "SyntaxError",
+        "ColumnMisfit",
         "SyntaxError",
         "RaiseException",
         "ProgramLimitExceeded",

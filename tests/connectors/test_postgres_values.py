@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from storm_dagster.connectors import PostgresSink, Rejected, Retry, Row
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.json_text import type_name
 from storm_rigs.servers.postgres import PostgresServer
 from storm_rigs.worker.tuple_values import TUPLE_VALUES, same
 
@@ -324,7 +325,7 @@ def test_a_value_that_the_server_refuses_is_rejected_by_column_and_type(
     sink.close()
     assert list(reasons) == [1]
     assert 'column "v"' in reasons[1] and reason in reasons[1] and "\n" not in reasons[1]
-    assert f"value of type {type(value).__name__}" in reasons[1] and "in row_of" in reasons[1]
+    assert f"value of type {type_name(value)}" in reasons[1] and "in row_of" in reasons[1]
     assert db.execute("select count(*) from t").fetchone() == (2,)
 
 
