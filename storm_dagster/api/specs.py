@@ -69,7 +69,15 @@ def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, topolog
         return {}
     if isinstance(outputs, str):
         raise InvalidTopology(
-            f"{owner}: outputs must be a list of names or streams, got the string {outputs!r}"
+            f"{owner}: outputs must be a list of names or streams, got the string {outputs!r}: "
+            f"write outputs = [{outputs!r}]"
+        )
+    if isinstance(outputs, Stream):
+        outputs = [outputs]
+    if not isinstance(outputs, Iterable):
+        raise InvalidTopology(
+            f"{owner}: outputs must be a list of names or streams, got {outputs!r:.60}: write "
+            "outputs = ['FIELD']"
         )
     items: list[Any] = [Stream(outputs)] if isinstance(outputs, Mapping) else list(outputs)
     streams = [item for item in items if isinstance(item, Stream)]
@@ -234,19 +242,11 @@ class Spec:
                 raise InvalidTopology(
                     f"{owner}: input {source!r:.60} is not a spec, stream or component id: write "
                     "the spec, spec['STREAM'], 'COMPONENT', or GlobalStreamId('COMPONENT', "
-                    "'STREAM') for one that is declared later"
-                )
-            if grouping is Grouping:
-                raise InvalidTopology(
-                    f"{owner}: the grouping of input {component!r} is the class Grouping itself: "
-                    "write Grouping.SHUFFLE, or Grouping.fields('FIELD') for equal values at one "
-                    "task"
+                    "'STREAM') for one that is declared later; with a grouping, inputs are a map, "
+                    "{spec: Grouping.fields('FIELD')}"
                 )
             if not isinstance(grouping, GroupingSpec):
-                raise InvalidTopology(
-                    f"{owner}: the grouping of input {component!r} must be a Grouping, "
-                    f"got {grouping!r:.60}"
-                )
+                raise _wrong_grouping(f"{owner}: the grouping of input {component!r}", grouping)
             yield topology.InputSpec(component=component, stream=stream, grouping=grouping)
 
     def _source_groupings(self) -> list[tuple[Any, Any]]:
@@ -258,7 +258,23 @@ class Spec:
             return list(inputs.items())
         if isinstance(inputs, Spec | StreamOf | str) or hasattr(inputs, "componentId"):
             return [(inputs, Grouping.SHUFFLE)]
+        if isinstance(inputs, type) or not isinstance(inputs, Iterable):
+            # Refused by its name.
+            return [(inputs, Grouping.SHUFFLE)]
         return [(source, Grouping.SHUFFLE) for source in inputs]
+
+
+def _wrong_grouping(subject: str, grouping: Any) -> InvalidTopology:
+    """The error of an object that is not a grouping, with the line to write."""
+    actual = f"must be a Grouping, got {grouping!r:.60}"
+    if grouping is Grouping:
+        actual = "is the class Grouping itself"
+    elif callable(grouping):
+        actual = f"is the method {getattr(grouping, '__qualname__', grouping)} without its call"
+    return InvalidTopology(
+        f"{subject} {actual}: write Grouping.SHUFFLE, or Grouping.fields('FIELD') for equal values "
+        "at one task"
+    )
 
 
 def _json_map(value: Mapping[str, Any], subject: str) -> dict[str, Any]:

@@ -317,5 +317,8 @@ def _names(names: tuple[Any, ...], grouping: str) -> tuple[str, ...]:
     if len(names) == 1 and isinstance(names[0], list | tuple):
         names = tuple(names[0])
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise InvalidTopology(f"Grouping.{grouping} needs at least one field name")
+        raise InvalidTopology(
+            f"Grouping.{grouping} takes one or more names of fields, got {names!r:.60}: write "
+            f"Grouping.{grouping}('FIELD')"
+        )
     return names

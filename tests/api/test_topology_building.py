@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import storm_dagster.api
@@ -274,10 +276,38 @@ def test_one_spec_or_stream_is_the_only_input() -> None:
         assert [item.component for item in spec.bolts["reads"].inputs] == ["numbers"]
 
 
-def test_the_class_grouping_is_no_grouping() -> None:
-    class Wrong(Topology):
-        numbers = Words.spec()
-        reads = Reads.spec(inputs={numbers: Grouping})
+@pytest.mark.parametrize(
+    "grouping", [Grouping, Grouping.fields, "shuffle", ["word"], ("word",), None, lambda: None]
+)
+def test_the_error_of_another_grouping_shows_the_line_to_write(grouping: Any) -> None:
+    numbers = Words.spec()
+    reads = Reads.spec(inputs={numbers: grouping})
+    with pytest.raises(InvalidTopology, match=r"write Grouping\.SHUFFLE, or Grouping\.fields\("):
+        type("Wrong", (Topology,), {"numbers": numbers, "reads": reads}).to_spec()
 
-    with pytest.raises(InvalidTopology, match=r"write Grouping\.SHUFFLE"):
-        Wrong.to_spec()
+
+@pytest.mark.parametrize("fields", [(), (0,), ([],), ("",), (["word", None],)])
+def test_a_fields_grouping_without_names_shows_the_line_to_write(fields: Any) -> None:
+    with pytest.raises(InvalidTopology, match=r"write Grouping\.fields\('FIELD'\)"):
+        Grouping.fields(*fields)
+
+
+@pytest.mark.parametrize("kind", ["class", "instance", "number", "pair"])
+def test_the_error_of_other_inputs_shows_the_line_to_write(kind: str) -> None:
+    numbers = Words.spec()
+    inputs: dict[str, Any] = {
+        "class": Words,
+        "instance": Words(),
+        "number": 5,
+        "pair": [(numbers, Grouping.SHUFFLE)],
+    }
+    reads = Reads.spec(inputs=inputs[kind])
+    with pytest.raises(InvalidTopology, match=r"write the spec.*\{spec: Grouping\.fields\("):
+        type("Wrong", (Topology,), {"numbers": numbers, "reads": reads}).to_spec()
+
+
+def test_outputs_may_be_one_stream() -> None:
+    assert list(Words.spec(outputs=Stream(["a"], "odd")).streams()) == ["odd"]
+    for outputs in ("word", 5):
+        with pytest.raises(InvalidTopology, match=r"write outputs = \['"):
+            Words.spec(outputs=outputs).streams()  # type: ignore[arg-type]
