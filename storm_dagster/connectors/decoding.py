@@ -7,6 +7,7 @@ from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.json_text import type_name
 from storm_dagster.model.json_values import decode_json
 
+_BYTES = (bytes, bytearray, memoryview)
 OnNull = Literal["emit", "skip", "dead_letter"]
 """Handling of a record whose decoded value is ``None``."""
 
@@ -33,11 +34,15 @@ def decoder_of(decode: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _decode_as_json(raw: Any) -> Any:
-    return decode_json(raw) if type(raw) is bytes or type(raw) is str else raw
+    if type(raw) is bytes or type(raw) is str:
+        return decode_json(raw)
+    if isinstance(raw, _BYTES):
+        return decode_json(bytes(raw))
+    return raw
 
 
 def _decode_as_text(raw: Any) -> Any:
-    return raw.decode() if type(raw) is bytes else raw
+    return bytes(raw).decode() if isinstance(raw, _BYTES) else raw
 
 
 def _keep(raw: Any) -> Any:

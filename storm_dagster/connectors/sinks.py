@@ -83,7 +83,8 @@ class Retry(Exception):
 
     def __init__(self, after: float, why: str = "it is busy") -> None:
         super().__init__(why)
-        self.after: float = after
+        # Raises here for no number, so that the error has the author's line.
+        self.after: float = max(0.0, float(after))
 
 
 class Rejected(Exception):
@@ -96,7 +97,7 @@ class Rejected(Exception):
         reasons = list(rows.values())
         first_reason = reasons[0] if reasons else ""
         super().__init__(f"{len(rows)} rows are refused: {first_reason}")
-        self.rows: dict[int, str] = dict(rows)
+        self.rows: dict[int, str] = {index: str(reason) for index, reason in rows.items()}
 
 
 def write_or_reject(

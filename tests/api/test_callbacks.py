@@ -20,7 +20,7 @@ from storm_dagster.api import (
     bolt,
     spout,
 )
-from storm_dagster.connectors import SinkBolt, Source, SourceSpout
+from storm_dagster.connectors import Rejected, Retry, SinkBolt, Source, SourceSpout
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import run_topology
 
@@ -149,3 +149,11 @@ class WrongRows(Topology):
 def test_a_row_that_is_not_a_map_is_named() -> None:
     (_, error), *_ = run_topology(WrongRows, {"numbers": [[1]]}).errors
     assert "row_of of Wrong returned a value of type list: return a map" in str(error)
+
+
+def test_results_of_a_sink_that_are_no_text_or_number_fail_no_tuple() -> None:
+    assert Rejected({0: None, 1: 5}).rows == {0: "None", 1: "5"}  # type: ignore[dict-item]
+    assert Retry(-1).after == 0.0
+    for after in ("soon", None):
+        with pytest.raises((TypeError, ValueError)):
+            Retry(after)  # type: ignore[arg-type]

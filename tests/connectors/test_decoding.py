@@ -18,6 +18,9 @@ from storm_dagster.connectors.decoding import OnNull, WrongShape, decoder_of, tu
         ("json", b'{"a": [1]}', {"a": [1]}),
         ("json", "null", None),
         ("text", "ü".encode(), "ü"),
+        ("json", bytearray(b'{"a": 1}'), {"a": 1}),
+        ("json", memoryview(b"[1]"), [1]),
+        ("text", bytearray("ü".encode()), "ü"),
         ("none", b"\xff", b"\xff"),
         # A source that has decoded its records, such as rows of CSV, and tombstones.
         ("json", {"a": 1}, {"a": 1}),

@@ -169,10 +169,22 @@ class BlockingStorm(Storm):
     blocking = True
 
 
-def test_a_spout_in_a_thread_is_called_ever_less_often() -> None:
-    with TopologyHarness(_topology(BlockingStorm, raises="next_tuple")) as harness:
+class BlockingEverySecond(EverySecond):
+    """The same in a thread of its own."""
+
+    blocking = True
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [_topology(BlockingStorm, raises="next_tuple"), _topology(BlockingEverySecond)],
+    ids=["always", "every second"],
+)
+def test_a_spout_in_a_thread_is_called_ever_less_often(builder: TopologyBuilder) -> None:
+    with TopologyHarness(builder) as harness:
         deadline = time.monotonic() + 2.5
         while time.monotonic() < deadline:
             harness.engine.run(time.monotonic())
             time.sleep(0.01)
         assert 2 <= len(harness.errors) <= 4
+        assert {type(error) for _, error in harness.errors} == {ValueError}

@@ -91,6 +91,13 @@ class SpoutBase(Runner):
         """Clock before which errors in a row keep the spout from ``next_tuple``."""
         return max(self.call_errors.until, self.verdict_errors.until)
 
+    def _note_call(self, has_emitted: bool) -> None:
+        """Note a call of ``next_tuple`` that returned after an error."""
+        if has_emitted:
+            self.call_errors.on_success()
+        else:
+            self.call_errors.on_empty(self.shared.clock())
+
     def on_active(self, active: bool) -> None:
         """Notify the spout that the topology is active or inactive.
 
@@ -381,13 +388,6 @@ class SpoutRunner(SpoutBase):
             # Without ackers, this call's tuples are acked now.
             self.deliver_verdicts(now, self._notify)
         return worked
-
-    def _note_call(self, has_emitted: bool) -> None:
-        """Note a call of ``next_tuple`` that returned after an error."""
-        if has_emitted:
-            self.call_errors.on_success()
-        else:
-            self.call_errors.on_empty(self.shared.clock())
 
     def calls_on_loop(self) -> int:
         """Return the number of calls of ``next_tuple``."""
