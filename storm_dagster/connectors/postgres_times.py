@@ -37,6 +37,10 @@ _INTERVAL_UNITS: dict[str, int] = {
     "minute": 1 << 11,
 }
 """Name of a unit, without the ``s`` of several -> its bit in the modifier of an interval."""
+_PLAIN_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?(Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
+)
+"""A time in ISO 8601 with all digits that PostgreSQL keeps: (offset)."""
 _RANGE_TYPES: dict[str, str] = {
     "daterange": "date",
     "datemultirange": "date",
@@ -51,6 +55,14 @@ _RANGE_TYPES: dict[str, str] = {
 def is_range_of_times(column: Column) -> bool:
     """True for ranges of dates or times."""
     return column.type in _RANGE_TYPES
+
+
+def is_plain_time(text: str, column: Column) -> bool:
+    """True for the usual text of a time, of which the column keeps all: a short way."""
+    if column.modifier >= 0 or column.type not in ("timestamp", "timestamptz"):
+        return False
+    match = _PLAIN_TIME.fullmatch(text)
+    return match is not None and (column.type == "timestamptz" or match[1] is None)
 
 
 def clock_word_of(text: str) -> str:

@@ -17,6 +17,7 @@ from storm_dagster.connectors.postgres_times import (
     clock_word_of,
     dropped_from_interval,
     dropped_from_time,
+    is_plain_time,
     is_range_of_times,
 )
 from storm_dagster.model.json_text import NoJsonForm, json_text, type_name
@@ -281,6 +282,8 @@ def _timestamp(value: Any, column: Column, rounds: bool) -> Any:
 
 def _time_text(text: str, column: Column, rounds: bool) -> str:
     """Text of a time, which the server reads, if the column keeps all of its parts."""
+    if is_plain_time(text, column):
+        return str.__str__(text)
     word = clock_word_of(text)
     if word:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The harness tells what a cluster would: unread streams, and conf keys that it ignores or refuses."""
+"""The harness tells what a cluster would: unread streams, conf keys that it ignores or refuses."""
 
 from __future__ import annotations
 
