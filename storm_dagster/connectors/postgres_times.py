@@ -37,6 +37,7 @@ _INTERVAL_UNITS: dict[str, int] = {
     "minute": 1 << 11,
 }
 """Name of a unit, without the ``s`` of several -> its bit in the modifier of an interval."""
+_PLAIN_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _PLAIN_TIME = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?(Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
@@ -58,7 +59,9 @@ def is_range_of_times(column: Column) -> bool:
 
 
 def is_plain_time(text: str, column: Column) -> bool:
-    """True for the usual text of a time, of which the column keeps all: a short way."""
+    """True for the usual text of a date or time, of which the column keeps all: a short way."""
+    if column.type == "date":
+        return _PLAIN_DATE.fullmatch(text) is not None
     if column.modifier >= 0 or column.type not in ("timestamp", "timestamptz"):
         return False
     match = _PLAIN_TIME.fullmatch(text)
