@@ -95,10 +95,10 @@ def _wrong_shape(decoded: Any, fields: Sequence[str]) -> WrongShape:
             f'its value is null, and not {expected}: set on_null of the spout to "skip" to drop '
             "such records"
         )
-    actual = type_name(decoded)
+    actual = f"of type {type_name(decoded)}"
     if isinstance(decoded, list | tuple):
-        actual = f"{actual} of {len(decoded)} values"
+        actual = f"a {type_name(decoded)} of {len(decoded)} values"
     return WrongShape(
-        f"its value is of type {actual}, and not {expected}: "
+        f"its value is {actual}, and not {expected}: "
         "override values() of the spout to emit such records"
     )

@@ -377,6 +377,8 @@ def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert counts == words + words, "each word came once by grouping and once directly"
     assert [json.loads(line)[0] for line in read("receivers")] == [split.task_id] * 3
     assert errors == ["this one fails"]
+    unknown = [text for text in caplog.messages if "the unknown command 'nonsense'" in text]
+    assert len(unknown) == 1
     assert any(f"task {split.task_id} of split is ready" in message for message in caplog.messages)
     assert any("a word on standard error" in message for message in caplog.messages)
     assert [record.levelname for record in caplog.records if "is ready" in record.getMessage()] == [

@@ -27,6 +27,8 @@ _EXPLAIN_SECS = 60.0
 """Interval of the remedy in the log, for a program that prints to standard output."""
 _STABLE_SECS = 10.0
 """A program that lived longer restarts after the first pause."""
+_MAX_UNKNOWN = 100
+"""Unknown commands of one program that are logged."""
 _MAX_INBOUND = 4096
 """Messages of one program that may wait for the loop, and that it handles in one turn."""
 _starts = itertools.count(1)
@@ -43,6 +45,14 @@ class ShellFailure(StormDagsterError):
 def _level_of(number: Any) -> int:
     """Level of a log message of a program; ``INFO`` for a number that is not one."""
     return LOG_LEVELS.get(number, logging.INFO) if isinstance(number, int) else logging.INFO
+
+
+def stream_of(message: dict[str, Any]) -> str:
+    """The stream of an emit; :class:`ShellFailure` if it is not text."""
+    stream = message.get("stream") or "default"
+    if not isinstance(stream, str):
+        raise ShellFailure(f"the stream of an emit is {stream!r:.50}: make it text")
+    return stream
 
 
 class ShellRunner(Runner):
@@ -72,6 +82,8 @@ class ShellRunner(Runner):
         """Time of the program's start."""
         self._explain_at = 0.0
         """Time of the next log line with the remedy against printed lines."""
+        self._unknown_commands: set[str] = set()
+        """Commands of the program that are logged as unknown."""
         self._restart_at = 0.0
         """Time before which no program is started."""
         self._restart_pauses = Backoff(_FIRST_RESTART_SECS, _MAX_RESTART_SECS)
@@ -158,6 +170,20 @@ class ShellRunner(Runner):
             )
         _log.warning("%s-%d printed: %s%s", self.component, self.task_id, text, remedy)
 
+    def log_unknown(self, command: str) -> None:
+        """Log a command that is not one of the protocol, once for each name."""
+        name = f"{command:.50}"
+        if name in self._unknown_commands or len(self._unknown_commands) >= _MAX_UNKNOWN:
+            return
+        self._unknown_commands.add(name)
+        _log.warning(
+            "%s-%d sent the unknown command %r, which is ignored: send emit, ack, fail, log, error, "
+            "metrics or sync",
+            self.component,
+            self.task_id,
+            name,
+        )
+
     def on_message(self, message: dict[str, Any]) -> None:
         """Handle one message. Raises if it cannot be carried out."""
         command = message.get("command")
@@ -168,6 +194,8 @@ class ShellRunner(Runner):
             self.last_error = message.get("msg")
             self.report(ShellFailure(str(self.last_error)), "error command")
         elif command == "metrics":
+            if "name" not in message:
+                raise ShellFailure('metrics names no metric: send its "name"')
             try:
                 self.metric(*metric_value(message["name"], message.get("params")))
             except InvalidRequest as error:

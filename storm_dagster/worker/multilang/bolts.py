@@ -10,7 +10,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC
 from storm_dagster.worker.dataplane.sending import send_to_targets
 from storm_dagster.worker.dataplane.tree import LOST, anchor_tree
-from storm_dagster.worker.multilang.base import ShellFailure, ShellRunner
+from storm_dagster.worker.multilang.base import ShellFailure, ShellRunner, stream_of
 from storm_dagster.worker.tasks.bolts import count_inputs
 
 _log = logging.getLogger("storm_dagster.component")
@@ -224,7 +224,7 @@ class ShellBoltRunner(ShellRunner):
                 raise ShellFailure(
                     f"an emit is anchored to {tuple_id!r}, which is unknown or acked already"
                 )
-        stream = message.get("stream") or "default"
+        stream = stream_of(message)
         if "tuple" not in message:
             raise ShellFailure('an emit has no values: send a list as "tuple"')
         values = message["tuple"]
@@ -239,11 +239,12 @@ class ShellBoltRunner(ShellRunner):
             self.process.send_task_ids([link.task for link in links])
 
     def on_other(self, command: str, message: dict[str, Any]) -> None:
-        """Ack or fail a tuple; other commands are ignored.
+        """Ack or fail a tuple; other commands are logged, as Storm ignores them.
 
         :class:`ShellFailure` for an id that is not in flight.
         """
         if command not in ("ack", "fail"):
+            self.log_unknown(command)
             return
         if "id" not in message:
             raise ShellFailure(f'{command} names no tuple: send its "id"')

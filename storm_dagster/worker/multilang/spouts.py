@@ -5,7 +5,7 @@ from collections import deque
 from typing import Any
 
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.worker.multilang.base import ShellFailure, ShellRunner
+from storm_dagster.worker.multilang.base import ShellFailure, ShellRunner, stream_of
 from storm_dagster.worker.tasks.dead_letters import Verdict
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
@@ -101,7 +101,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         tasks = self.emit(
             message["tuple"],
             message.get("id"),
-            message.get("stream") or "default",
+            stream_of(message),
             direct,
             True,
         )
