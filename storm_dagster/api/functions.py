@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, overload
 
 from storm_dagster.api.bolts import Bolt
+from storm_dagster.api.error_pauses import MAX_PAUSE_SECS, ErrorPauses
+from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.specs import Outputs
 from storm_dagster.api.spouts import ReliableSpout, Spout
 from storm_dagster.api.tuples import Tuple
@@ -161,7 +163,9 @@ class FunctionSpout(_Function, ReliableSpout):
 
     A failed tuple is replayed from memory, at most ``max_fails`` times. After an error of the
     generator, and after a restart of its task, the generator starts from its beginning. To continue
-    where it was, keep the position in ``context.state``, or write a :class:`Spout`.
+    where it was, keep the position in ``context.state``, or write a :class:`Spout`. While it fails
+    again and again without a tuple more than before, the pauses grow from 1 to 60 s: it would emit
+    its first tuples many times a second.
     """
 
     _supplied = ("context",)
@@ -172,16 +176,37 @@ class FunctionSpout(_Function, ReliableSpout):
     _last_id = 0
     """Tuple id of the last tuple that was taken from it."""
 
+    def __init__(self, **args: Any) -> None:
+        super().__init__(**args)
+        self._restarts = ErrorPauses()
+        """Pauses before the generator starts again."""
+        self._started_at = 0.0
+        """Time of its start, in seconds."""
+        self._first_id = 0
+        """Tuple id before its first tuple."""
+        self._most_tuples = 0
+        """Largest number of tuples before an error so far."""
+
     def next_tuple(self) -> None:
         """Emit the next tuple of the generator."""
         if self._items is None:
+            now = self.context.now_ms() / 1000
+            if now < self._restarts.until:
+                return
+            self._started_at = now
+            self._first_id = self._last_id
             supplied = dict.fromkeys(self._supplied, self.context)
             self._items = iter(self.function(**self._args, **supplied))
         try:
             item = next(self._items, None)
+        except SystemUnavailable:
+            # The worker makes the pause.
+            self._items = None
+            raise
         except BaseException:
             # A generator ends when it raises: the next call needs another one.
             self._items = None
+            self._pause_restart()
             raise
         if item is None:
             # The generator has no tuple now, or has ended.
@@ -192,6 +217,15 @@ class FunctionSpout(_Function, ReliableSpout):
             self.emit(values, tup_id=self._last_id, stream=stream)
         else:
             Spout.emit(self, values, stream=stream)
+
+    def _pause_restart(self) -> None:
+        """Count an error of the generator, which causes a pause unless it came further."""
+        now = self.context.now_ms() / 1000
+        tuples = self._last_id - self._first_id
+        if tuples > self._most_tuples or now - self._started_at >= MAX_PAUSE_SECS:
+            self._restarts.on_success()
+        self._most_tuples = max(self._most_tuples, tuples)
+        self._restarts.on_error(now)
 
 
 @overload

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from storm_dagster.api import Bolt, Spout, TopologyBuilder
+from storm_dagster.api import Bolt, Spout, TopologyBuilder, spout
 from storm_dagster.testing.topology_harness import TopologyHarness
 
 _SECS = 300.0
@@ -139,6 +140,22 @@ def test_a_spout_that_recovers_is_called_at_once_again() -> None:
     with TopologyHarness(_topology(Recovering), simulated=True) as harness:
         harness.advance(4.0)
         assert len(harness.run().values("storm")) == 18
+
+
+@spout(outputs=["number"])
+def broken_file() -> Iterator[int]:
+    yield 1
+    yield 2
+    raise ValueError("line 3")
+
+
+def test_a_generator_that_fails_at_one_place_starts_ever_less_often() -> None:
+    builder = TopologyBuilder("storm")
+    builder.set_spout("storm", broken_file)
+    with TopologyHarness(builder, simulated=True) as harness:
+        harness.advance(_SECS, timeout=120)
+        assert 6 <= len(harness.errors) <= _MAX_CALLS
+        assert len(harness.run().values("storm")) <= 2 * _MAX_CALLS
 
 
 class RareErrors(Spout):
