@@ -5,6 +5,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, cast
 
+from storm_dagster.connectors.kafka_errors import is_not_ready
 from storm_dagster.connectors.kafka_positions import (
     CommittedPosition,
     number_of,
@@ -81,15 +82,18 @@ class BrokerReads:
         return ends
 
 
-def partition_names(responses: Sequence[Any]) -> list[str]:
+def partition_names(kafka: Any, responses: Sequence[Any]) -> list[str]:
     """Names of all partitions, those without a leader last: a request for their positions waits.
 
-    Raises :class:`InvalidRequest` if a topic cannot be read.
+    Raises :class:`InvalidRequest` if a topic cannot be read, and the library's error if its brokers
+    are not ready yet. ``kafka`` is the module of the library.
     """
     names: list[tuple[bool, str]] = []
     for response in responses:
         for topic, metadata in response.topics.items():
             if metadata.error is not None:
+                if is_not_ready(metadata.error):
+                    raise kafka.KafkaException(metadata.error)
                 raise InvalidRequest(
                     f"topic {topic!r} cannot be read, {metadata.error.str()}: "
                     "create it, or change topics"

@@ -258,7 +258,7 @@ class KafkaSource(Source):
 
         Raises :class:`InvalidRequest` if a topic cannot be read; the former names stay.
         """
-        self._partitions = partition_names(responses)
+        self._partitions = partition_names(self._kafka, responses)
         self._first = self._first or self._partitions
         self._on_answer()
 

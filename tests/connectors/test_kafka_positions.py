@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka
@@ -28,7 +29,8 @@ from storm_dagster.connectors.kafka_positions import (
     topic_id_text,
     topic_of,
 )
-from storm_dagster.model.errors import InvalidTopology, Unavailable
+from storm_dagster.connectors.kafka_reads import partition_names
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 
 OLD, NEW = "D4czM240Ry6d-sPliZOM0w", "o08CSK83ToGLrUUPFow6pw"
 FIRST, END = 10, 20
@@ -171,7 +173,22 @@ UNREACHABLE = (
     KafkaError._TRANSPORT,
     KafkaError._TIMED_OUT,
     KafkaError._RESOLVE,
+    KafkaError._WAIT_COORD,
     KafkaError.REQUEST_TIMED_OUT,
+)
+NOT_READY = (
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError._WAIT_CACHE,
 )
 
 
@@ -181,6 +198,28 @@ def test_brokers_that_do_not_respond_are_unavailable_by_address(code: int, wrap:
     error = readable_error(wrap(KafkaError(code)), confluent_kafka, "k1:9092,k2:9092")
     assert isinstance(error, Unavailable)
     assert "Kafka at k1:9092,k2:9092 does not answer" in error.message
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, KafkaException])
+@pytest.mark.parametrize("code", NOT_READY)
+def test_brokers_that_start_or_elect_are_unavailable_by_name(code: int, wrap: Any) -> None:
+    """As those that do not respond: both belong to one outage."""
+    error = readable_error(wrap(KafkaError(code)), confluent_kafka, "k1:9092,k2:9092")
+    assert isinstance(error, Unavailable)
+    assert f"Kafka at k1:9092,k2:9092 is not ready: {KafkaError(code).name()}" in error.message
+
+
+def answer_with(topic_error: int) -> Any:
+    """Description of topics by a broker that returns an error for one."""
+    topic = SimpleNamespace(error=KafkaError(topic_error), partitions={})
+    return SimpleNamespace(topics={"orders": topic})
+
+
+def test_a_topic_whose_brokers_elect_a_leader_exists() -> None:
+    with pytest.raises(KafkaException, match="LEADER_NOT_AVAILABLE"):
+        partition_names(confluent_kafka, [answer_with(KafkaError.LEADER_NOT_AVAILABLE)])
+    with pytest.raises(InvalidRequest, match="create it"):
+        partition_names(confluent_kafka, [answer_with(KafkaError.UNKNOWN_TOPIC_OR_PART)])
 
 
 @pytest.mark.parametrize("wrap", [lambda error: error, KafkaException])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import (
     AlterConfigOpType,  # pyright: ignore[reportPrivateImportUsage]
     ConfigEntry,  # pyright: ignore[reportPrivateImportUsage]
@@ -125,6 +125,26 @@ def test_an_outage_writes_hardly_a_line_and_has_begin_and_end(
         run_until(harness, lambda: len(error_texts(harness)) == 2)
         begin, end = error_texts(harness)
         assert "does not answer" in begin and f"Kafka at {kafka.bootstrap} answers again" in end
+
+
+def test_brokers_that_come_back_in_steps_are_one_outage(
+    kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that has started answers, and does not know groups and leaders yet."""
+    monkeypatch.setattr(kafka_outage, "_QUIET_SECS", 0.2)
+    with harness_of(kafka, reading(kafka.topic())) as harness:
+        run_until(harness, lambda: harness.tasks("records")[0]._source._partitions)
+        source = harness.tasks("records")[0]._source
+        for code in (
+            KafkaError._TRANSPORT,
+            KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+            KafkaError.NOT_LEADER_FOR_PARTITION,
+        ):
+            source._add_error(KafkaException(KafkaError(code)))
+        run_until(harness, lambda: len(error_texts(harness)) > 1)
+        begin, end = error_texts(harness)
+        assert "does not answer" in begin
+        assert "answers again" in end
 
 
 def test_an_outage_ends_with_a_response_after_a_quiet_time() -> None:
