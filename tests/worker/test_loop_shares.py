@@ -59,14 +59,15 @@ class Sleeper(Spout):
 
 
 class SometimesSleeper(Spout):
-    """Spout that sleeps at every tenth call."""
+    """Spout that emits at every call, and sleeps at every fiftieth."""
 
     calls = 0
 
     def next_tuple(self) -> None:
         self.calls += 1
-        if self.calls % 10 == 0:
-            time.sleep(0.04)
+        self.emit([self.calls])
+        if self.calls % 50 == 0:
+            time.sleep(0.05)
 
 
 class SlowClock(Spout):
