@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
+from storm_dagster.model.exit_codes import EXIT_SUPERSEDED
 from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.servers.ports import free_port
 from storm_rigs.stage.worker_processes import WorkerRig
@@ -171,6 +172,30 @@ def test_nothing_is_applied_twice_by_a_graceful_stop(
     state = words(rig.folder / "counted")
     assert [line for line in state if not line.startswith("total")] == []
     assert state[-1] == f"total {len(acked)}"
+
+
+@pytest.mark.zookeeper
+def test_a_worker_whose_tasks_move_to_another_slot_closes_them(
+    rig_of: Callable[..., WorkerRig],
+) -> None:
+    """As in a rebalance or a drain, which pause the spouts: no supervisor sends SIGTERM here."""
+    rig = make(rig_of)
+    one, two, three = ("s1", free_port()), ("s2", free_port()), ("s3", free_port())
+    rig.assign({one: "1,3,8-9", two: "2"})
+    for slot in (one, two):
+        rig.start(*slot)
+    eventually(rig.running, timeout=90, what="both workers run")
+    acked = rig.folder / "acked"
+    eventually(lambda: len(words(acked)) > 2000, what="numbers are acked")
+    (rig.folder / "enough").touch()
+    eventually(
+        lambda: len(set(words(acked))) == max(map(int, words(acked))) + 1,
+        what="all numbers are acked",
+    )
+    rig.assign({one: "1,3,8-9", three: "2"}, "REBALANCING")
+    assert rig.processes[two].wait(patience(30)) == EXIT_SUPERSEDED
+    assert words(rig.folder / "counted") == [f"total {len(set(words(acked)))}"]
+    eventually(lambda: words(rig.folder / "last") == ["bye"], timeout=60, what="the last emit")
 
 
 @pytest.mark.zookeeper

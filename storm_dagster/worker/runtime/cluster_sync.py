@@ -239,8 +239,8 @@ class ClusterSync:
         """Reconcile owned tasks, node and placement with the assignment.
 
         Returns True if tasks wait for other workers. A worker that the assignment does not name
-        ends. Tasks are closed before the node is written without them: their new owner may open
-        them from then on.
+        closes its tasks and ends. Tasks are closed before the node is written without them: their
+        new owner may open them from then on.
         """
         spec = self.spec
         cluster = self.cluster
@@ -257,7 +257,7 @@ class ClusterSync:
         version = stat.version
         ids = self._assigned_ids(assignment)
         if ids is None:
-            self._supersede(f"version {version} of the assignment does not name {self.slot.key}")
+            self._retire(f"version {version} of the assignment does not name {self.slot.key}")
             return False
         own_tasks = frozenset(ids)
         live = cluster.live_workers(spec.topology_id, self.request_refresh)
@@ -380,6 +380,19 @@ class ClusterSync:
                 "the session changed while the worker's node was written: write it again"
             )
         self._written = _Written(record, session)
+
+    def _retire(self, reason: str) -> None:
+        """End the thread, and the worker as at SIGTERM: its tasks close first.
+
+        Their new owners wait until its node is removed, which is the last step. Without a lease
+        the tasks may run elsewhere already, and the worker ends at once.
+        """
+        if not self.lease.valid():
+            self._supersede(reason)
+            return
+        _log.warning("this worker is superseded: %s", reason)
+        self._stopping = True
+        self.loop.retire()
 
     def _supersede(self, reason: str) -> None:
         """End the thread, the lease and the worker's loop."""

@@ -94,6 +94,10 @@ class Loop:
         """Number of reports so far."""
         self._started = time.monotonic()
         self._stop_requested = False
+        self._code_at_stop = EXIT_STOPPED
+        """Exit code of a graceful stop."""
+        self._stop_reason = "SIGTERM"
+        """Reason of a graceful stop, for the log."""
 
     # -- from other threads ------------------------------------------------------------------------
 
@@ -115,6 +119,12 @@ class Loop:
         """Stop gracefully (SIGTERM); safe in a signal handler."""
         self._stop_requested = True
         self.transport.wake()
+
+    def retire(self) -> None:
+        """Stop gracefully, because another slot has the tasks now; any thread."""
+        self._code_at_stop = EXIT_SUPERSEDED
+        self._stop_reason = "its tasks have moved"
+        self.stop()
 
     def restore_levels(self, levels: KeptLevels) -> None:
         """Set log levels that were changed before this worker started."""
@@ -218,7 +228,7 @@ class Loop:
                 if pause > 0:
                     transport.wait(pause)
         if self.exit_code is None:
-            self.exit_code = EXIT_STOPPED
+            self.exit_code = self._code_at_stop
             self._finish()
         return self.exit_code
 
@@ -228,7 +238,7 @@ class Loop:
         Draining takes up to half a second. A worker of spouts waits for their acks up to twice as
         long: other workers may be closing as well.
         """
-        _log.info("stopping (SIGTERM)")
+        _log.info("stopping (%s)", self._stop_reason)
         engine = self.engine
         since = time.monotonic()
         engine.activate(False)

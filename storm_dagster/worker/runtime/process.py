@@ -167,7 +167,7 @@ def run_worker(path: Path) -> int:
         _log.error("%s", error)
         raise
     finally:
-        transport.close(linger=code == EXIT_STOPPED)
+        transport.close(linger=code in (EXIT_STOPPED, EXIT_SUPERSEDED))
         run_file.remove(Path(spec.home))
         _log.info("worker %s ends with code %d", spec.worker_id, code)
     return code

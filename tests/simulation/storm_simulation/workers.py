@@ -87,6 +87,9 @@ class ModelLoop:
     def supersede(self, reason: str) -> None:
         self.end(EXIT_SUPERSEDED)
 
+    def retire(self) -> None:
+        self.end(EXIT_SUPERSEDED)
+
     def end(self, code: int) -> None:
         self.exit_code = code
         self._wake.set()
