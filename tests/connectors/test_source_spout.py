@@ -210,7 +210,7 @@ def test_poison_becomes_a_dead_letter_and_stops_no_other_record(
 
 
 WRONG_SHAPES = [
-    (b'"ab"', "is a str, and not a map or a list of the 2 fields 'customer', 'amount'"),
+    (b'"ab"', "is of type str, and not a map or a list of the 2 fields 'customer', 'amount'"),
     (b"[1]", "is a list of 1 values"),
     (b"7", "is a int"),
     (b'{"customer": "bob"}', "has no 'amount', only: 'customer'"),
