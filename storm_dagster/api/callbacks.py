@@ -46,6 +46,12 @@ def check_component(cls: type[Any]) -> None:
             _check(f"{name} of {cls.__name__}", getattr(cls, name), name in may_be_async)
 
 
+def check_source(source: Any) -> None:
+    """:func:`check_methods` of a source."""
+    calls = ("open", "assign", "commit", "ack", "nack", "identity", "resume", "lag", "close")
+    check_methods(source, calls, iterables=("partitions", "read", "recreated"))
+
+
 def check_methods(subject: Any, names: tuple[str, ...], iterables: tuple[str, ...] = ()) -> None:
     """Raise :class:`InvalidTopology` if a method of a sink or source would not run when called.
 

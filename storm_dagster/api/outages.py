@@ -36,7 +36,8 @@ class SystemUnavailable(Exception):
     * from ``process``, ``process_batch`` or ``process_tick`` of a bolt: the task keeps its tuples,
       takes no others, and repeats the call. Spouts are held back, and no message timeout runs.
     * from ``process_window``: the window is processed once more, and ``window_tries`` do not count.
-    * from ``next_tuple`` of a spout: it is called after the pause.
+    * from ``next_tuple`` of a spout, also from ``values`` and ``decode`` of a source's spout: it is
+      called after the pause.
     * from ``initialize``: the task opens after the pause, and its tuples wait.
 
     The pauses grow from 0.5 to 10 s. Until a call returns, the metric ``what it waits for`` of the

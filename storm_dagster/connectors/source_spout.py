@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from storm_dagster.api.callbacks import check_methods
+from storm_dagster.api.callbacks import check_source
 from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.api.spouts import Spout
 from storm_dagster.connectors.decoding import OnNull, check_on_null, decoder_of, tuple_of
@@ -18,8 +18,6 @@ from storm_dagster.connectors.tracking import SPAN, OpenRecord, Retries, SourceR
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import reader_of
 
-_SOURCE_CALLS = ("open", "assign", "commit", "ack", "nack", "identity", "resume", "lag", "close")
-"""Methods of a source, except those whose result is iterated."""
 _MISSING = object()
 """Stands for a position that was never committed, since ``None`` may be a position."""
 _BATCH = 500
@@ -114,7 +112,7 @@ class SourceSpout(Spout):
         if not hasattr(cls, "source"):
             raise InvalidTopology(f"{cls.__name__} has no source: set source = ... in its class")
         check_on_null(cls.__name__, cls.on_null)
-        check_methods(cls.source, _SOURCE_CALLS, iterables=("partitions", "read", "recreated"))
+        check_source(cls.source)
         return super()._require_kind()
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
@@ -280,7 +278,7 @@ class SourceSpout(Spout):
     def values(self, record: SourceRecord) -> Sequence[Any] | None:
         """Values of the tuple that is emitted for a record; ``None`` skips the record.
 
-        An error makes the record a dead letter. Override it to use key, headers or time.
+        An error makes the record a dead letter, except :class:`SystemUnavailable`. Override it to use key, headers or time.
         """
         return tuple_of(self._decode(record.value), self._fields, self.on_null)
 
@@ -295,6 +293,10 @@ class SourceSpout(Spout):
             if record.error:
                 raise UnreadableRecord(record.error)
             values = self.values(record)
+        except SystemUnavailable:
+            # The record is not at fault: the call is repeated after a pause of the worker.
+            self._lost(open_record)
+            raise
         except Exception as error:
             self._reject(open_record, error)
             return False

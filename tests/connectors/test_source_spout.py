@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import Bolt, Topology, Tuple
+from storm_dagster.api import Bolt, SystemUnavailable, Topology, Tuple
 from storm_dagster.connectors import (
     Lag,
     PartitionEnd,
@@ -212,10 +212,37 @@ def test_poison_becomes_a_dead_letter_and_stops_no_other_record(
 WRONG_SHAPES = [
     (b'"ab"', "is of type str, and not a map or a list of the 2 fields 'customer', 'amount'"),
     (b"[1]", "is a list of 1 values"),
-    (b"7", "is a int"),
+    (b"7", "is of type int"),
     (b'{"customer": "bob"}', "has no 'amount', only: 'customer'"),
     (b"null", 'set on_null of the spout to "skip"'),
 ]
+
+
+@pytest.mark.parametrize("call", ["values", "decode"])
+def test_a_system_that_decoding_needs_uses_up_no_try(call: str, tmp_path: Path) -> None:
+    World.reset(a=[b"1", b"2", b"3"])
+    calls: list[Any] = []
+
+    def ask(value: Any) -> None:
+        calls.append(value)
+        if len(calls) in (1, 3):
+            raise SystemUnavailable("the schema registry", "refused", after=0.01)
+
+    def values(self: SourceSpout, record: SourceRecord) -> Any:
+        ask(record.value)
+        return SourceSpout.values(self, record)
+
+    def decode(value: bytes) -> Any:
+        ask(value)
+        return int(value)
+
+    methods = {"values": values} if call == "values" else {"decode": staticmethod(decode)}
+    made = topology(OnLoop(), **methods)
+    with TopologyHarness(made, state_dir=tmp_path) as harness:
+        run_until(harness, lambda: World.committed.get("a") == 3)
+        assert harness.run().dead_letters == []
+        assert "waits for the schema registry" in str(harness.errors[0][1])
+    assert sorted(World.seen) == [[1], [2], [3]]
 
 
 def test_a_value_of_another_shape_is_a_dead_letter_at_its_first_try(tmp_path: Path) -> None:
