@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from storm_dagster.api.outages import SystemUnavailable
 from storm_dagster.connectors.json_rows import json_bytes
 from storm_dagster.connectors.kafka_values import Headers, encode_headers, encode_key
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
@@ -132,7 +133,8 @@ class KafkaSink:
         def encode(part: Sequence[Row]) -> None:
             messages.extend([self._message(row) for row in part])
 
-        write_or_reject(rows, encode, lambda error: True)
+        # A system that the function value needs, such as a schema registry, is no fault of a row.
+        write_or_reject(rows, encode, lambda error: not isinstance(error, SystemUnavailable))
         if self._group is not None:
             self._producer.begin_transaction()
         self._send(messages)

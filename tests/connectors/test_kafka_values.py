@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storm_dagster.api import SystemUnavailable
 from storm_dagster.connectors import KafkaSink, Rejected, Row
 from storm_dagster.connectors.kafka_values import encode_headers
 from storm_rigs.servers.kafka import KafkaRig
@@ -157,3 +158,16 @@ def test_only_the_row_whose_made_value_is_not_bytes_is_rejected(rig: KafkaRig) -
         values += [message.value() for message in consumer.consume(4, 5)]
     consumer.close()
     assert sorted(values, key=str) == [None, b"\xc3\xa9", b"a", b"b"]
+
+
+def test_a_system_that_encoding_needs_rejects_no_row(rig: KafkaRig) -> None:
+    def encode(row: Any) -> bytes:
+        if row["n"] == 2:
+            raise SystemUnavailable("the schema registry", "refused")
+        return b"1"
+
+    sink = KafkaSink(rig.topic(), value=encode)
+    sink.open({"kafka.bootstrap.servers": rig.bootstrap, "kafka.log_level": 0}, "")
+    with pytest.raises(SystemUnavailable):
+        sink.write([Row({"n": n}) for n in range(4)], 1)
+    sink.close()
