@@ -29,7 +29,7 @@ from typing import Any, ClassVar, overload
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.error_pauses import MAX_PAUSE_SECS, ErrorPauses
 from storm_dagster.api.outages import SystemUnavailable
-from storm_dagster.api.specs import Outputs
+from storm_dagster.api.specs import Outputs, Stream
 from storm_dagster.api.spouts import ReliableSpout, Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
@@ -379,7 +379,7 @@ def _add_types(outputs: Outputs, hint: Any) -> Outputs:
     ``outputs`` are returned unchanged if they are not plain names, or if the annotation does not
     have one type for each name.
     """
-    if outputs is None or isinstance(outputs, str | Mapping):
+    if outputs is None or isinstance(outputs, str | Mapping | Stream):
         return outputs
     names = list(outputs)
     if not names or not all(isinstance(name, str) for name in names):

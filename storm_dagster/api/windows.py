@@ -120,6 +120,8 @@ class TupleWindow:
 def _as_streams(outputs: Any) -> list[Stream]:
     """Outputs as streams: field names are those of the default stream."""
     outputs = outputs or ()
+    if isinstance(outputs, Stream):
+        return [outputs]
     if all(isinstance(item, Stream) for item in outputs):
         return list(outputs)
     return [Stream(outputs)]

@@ -66,8 +66,11 @@ class Numbers(Source):
     """A source."""
 
 
+READER: Any = type("Reader", (Numbers,), {"read": lambda *_: [], "partitions": lambda _: []})()
+
+
 def component(base: type[Any], **methods: Any) -> Any:
-    needs = {"outputs": ["n"], "sink": Target(), "source": Numbers(), "window": None}
+    needs: dict[str, Any] = {"outputs": ["n"], "sink": Target(), "source": READER, "window": None}
     needs["window"] = Window.tumbling(count=1)
     return type("Mine", (base,), {**needs, **methods})
 
@@ -87,7 +90,7 @@ def test_a_method_that_would_never_run_is_refused(
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("name", ["open", "write", "close"])
 def test_a_method_of_a_sink_that_would_never_run_is_refused(name: str, function: Any) -> None:
-    sink = type("Mine", (Target,), {name: function})()
+    sink: Any = type("Mine", (Target,), {name: function})()
     source = component(Spout).spec(name="numbers")
     bolt_spec = component(SinkBolt, sink=sink).spec(name="sink", inputs=[source])
     topology = type("Sinks", (Topology,), {"numbers": source, "sink": bolt_spec})
@@ -139,7 +142,7 @@ def test_functions_with_yield_and_async_bolts_run() -> None:
 
 
 class Wrong(SinkBolt):
-    sink = Target()
+    sink = Target()  # type: ignore[assignment]
 
     def row_of(self, tup: Tuple) -> Any:
         return [tup.values[0]]

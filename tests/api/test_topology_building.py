@@ -18,6 +18,9 @@ from storm_dagster.api import (
     TicklessBatchingBolt,
     Topology,
     TopologyBuilder,
+    Window,
+    WindowedBolt,
+    bolt,
 )
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.names import code_name
@@ -306,8 +309,16 @@ def test_the_error_of_other_inputs_shows_the_line_to_write(kind: str) -> None:
         type("Wrong", (Topology,), {"numbers": numbers, "reads": reads}).to_spec()
 
 
+def _twice(word: str) -> str:
+    return word * 2
+
+
 def test_outputs_may_be_one_stream() -> None:
-    assert list(Words.spec(outputs=Stream(["a"], "odd")).streams()) == ["odd"]
+    one: Any = Stream(["a"], "odd")
+    assert list(Words.spec(outputs=one).streams()) == ["odd"]
+    windowed = type("Windowed", (WindowedBolt,), {"window": Window.tumbling(count=1)})
+    assert "odd" in windowed.spec(outputs=one).streams()  # type: ignore[attr-defined]
+    assert list(bolt(outputs=one)(_twice).spec().streams()) == ["odd"]
     for outputs in ("word", 5):
         with pytest.raises(InvalidTopology, match=r"write outputs = \['"):
             Words.spec(outputs=outputs).streams()  # type: ignore[arg-type]
