@@ -4,6 +4,7 @@ workers.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import uuid
@@ -18,7 +19,7 @@ import yaml
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.view import TopologyView
 from storm_dagster.testing.cluster import run_cli
-from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.waiting import eventually, patience
 from storm_rigs.stage.daemons import Daemons
 from storm_rigs.stage.stock_dagster import StockDagster
 
@@ -162,7 +163,8 @@ def shop(zookeeper_server: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "storm.zookeeper.session.timeout": 4000,
         "dagster.graphql.url": dagster.url,
         "dagster.location": dagster.module,
-        "nimbus.monitor.backstop.secs": 20,
+        # The sensor launches its run before the leader heals, also on a busy machine.
+        "nimbus.monitor.backstop.secs": math.ceil(patience(20)),
     }
     daemons = Daemons(root / "home", [host], nimbuses=1, supervisors=3, conf=conf)
     seeds = [daemons.url(nimbus).removeprefix("http://") for nimbus in daemons.nimbuses]
