@@ -29,18 +29,23 @@ _NOT_READY = (
 )
 """Names of errors of brokers that start or end, or elect a leader: a later retry succeeds."""
 
+_FORGOTTEN = ("_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC")
+"""Names of errors of a client that no broker has described its topics to for minutes."""
 
-def readable_error(error: Any, kafka: Any, brokers: str) -> Exception:
+
+def readable_error(error: Any, kafka: Any, brokers: str, *, is_outage: bool = False) -> Exception:
     """The error to report for an error of the library.
 
     It is :class:`Unavailable` if no broker responds, or brokers are not ready yet, else a
     ``RuntimeError``. An error of another origin is returned unchanged. ``kafka`` is the module of
-    the library, ``brokers`` are the addresses to name.
+    the library, ``brokers`` are the addresses to name. ``is_outage``: brokers did not respond
+    before, so that the client may have forgotten its topics.
     """
     inner = error.args[0] if isinstance(error, kafka.KafkaException) else error
     if not isinstance(inner, kafka.KafkaError):
         return error
-    if inner.name() in _UNREACHABLE:
+    is_forgotten = is_outage and inner.name() in _FORGOTTEN
+    if is_forgotten or inner.name() in _UNREACHABLE:
         return Unavailable(f"Kafka at {brokers} does not answer: {inner.str()}; it is retried")
     if is_not_ready(inner):
         return Unavailable(

@@ -29,6 +29,11 @@ class Outage:
         """Time of the first error; ``None`` without an outage."""
         self._last_error = 0.0
 
+    @property
+    def is_under_way(self) -> bool:
+        """True from the first error until the outage has ended."""
+        return self._began is not None
+
     def on_error(self, now: float) -> None:
         """Note that a broker is unreachable."""
         if self._began is None:

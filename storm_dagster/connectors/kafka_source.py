@@ -170,7 +170,8 @@ class KafkaSource(Source):
 
     def _add_error(self, error: Any) -> None:
         """Return an error of the library, or of a request, from the next :meth:`read`."""
-        readable = readable_error(error, self._kafka, self.brokers)
+        is_outage = self._outage.is_under_way
+        readable = readable_error(error, self._kafka, self.brokers, is_outage=is_outage)
         if isinstance(readable, Unavailable):
             self._outage.on_error(time.monotonic())
         self._errors.append(readable)

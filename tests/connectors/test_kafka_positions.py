@@ -209,6 +209,14 @@ def test_brokers_that_start_or_elect_are_unavailable_by_name(code: int, wrap: An
     assert f"Kafka at k1:9092,k2:9092 is not ready: {KafkaError(code).name()}" in error.message
 
 
+@pytest.mark.parametrize("code", [KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC])
+def test_topics_that_a_client_forgot_in_an_outage_belong_to_it(code: int) -> None:
+    error = KafkaError(code)
+    forgotten = readable_error(error, confluent_kafka, "k1:9092", is_outage=True)
+    assert isinstance(forgotten, Unavailable)
+    assert not isinstance(readable_error(error, confluent_kafka, "k1:9092"), Unavailable)
+
+
 def answer_with(topic_error: int) -> Any:
     """Description of topics by a broker that returns an error for one."""
     topic = SimpleNamespace(error=KafkaError(topic_error), partitions={})

@@ -137,6 +137,7 @@ def test_brokers_that_come_back_in_steps_are_one_outage(
         source = harness.tasks("records")[0]._source
         for code in (
             KafkaError._TRANSPORT,
+            KafkaError._UNKNOWN_PARTITION,
             KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
             KafkaError.NOT_LEADER_FOR_PARTITION,
         ):
