@@ -211,11 +211,21 @@ class KafkaSource(Source):
             offset = self._to_commit[name] if stored is None else stored.offset
             self._interrupted[name] = CommittedPosition(offset, self._read_ids.get(name))
         if name in self._assigned:
-            self._consumer.incremental_unassign([self._topic_partition(name)])
-        self._assigned.discard(name)
-        self._paused.discard(name)
+            self._unassign({name})
         self._waiting.add(name)
         self._next_lookup = 0.0
+
+    def _unassign(self, names: set[str]) -> None:
+        """Stop fetching assigned partitions.
+
+        Librdkafka keeps the pause of a partition beyond its assignment: paused ones are resumed.
+        """
+        paused = self._paused & names
+        if paused:
+            self._consumer.resume([self._topic_partition(name) for name in paused])
+        self._consumer.incremental_unassign([self._topic_partition(name) for name in names])
+        self._assigned -= names
+        self._paused -= names
 
     def recreated(self) -> Collection[str]:
         """Partitions whose topic was deleted and recreated.
@@ -278,8 +288,7 @@ class KafkaSource(Source):
         """Read these partitions, as soon as their committed offsets are known."""
         removed = self._assigned - mine.keys()
         if removed:
-            self._consumer.incremental_unassign([self._topic_partition(name) for name in removed])
-        self._assigned -= removed
+            self._unassign(removed)
         self._waiting = mine.keys() - self._assigned
         for values in (self._to_commit, self._read_ids, self._interrupted):
             for name in values.keys() - mine.keys():

@@ -750,6 +750,29 @@ def test_retention_overtakes_a_partition_that_waits(
     assert {n for (n,) in SEEN} >= set(range(390 * 4 + 1, 1600, 4))
 
 
+def test_a_partition_that_is_interrupted_while_it_is_full_is_read_on(
+    kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Librdkafka would keep its pause for the next assignment."""
+    monkeypatch.setattr(source_spout, "_BATCH", 100)
+    topic = kafka.topic()
+    kafka.produce(topic, range(1600))
+    topology = reading(
+        topic,
+        body={"on_poison": "block", "max_open": 10},
+        bolt=RejectBolt,
+        args={"values": [1, *range(9, 42, 4)]},
+    )
+    name = f"{topic}[1]"
+    with harness_of(kafka, topology) as harness:
+        source = run_until(harness, lambda: harness.tasks("records")[0])._source
+        run_until(harness, lambda: source._paused == {name})
+        source._interrupt(name)
+        harness.tasks("use")[0].values = []
+        run_until(harness, lambda: stored(harness) == kafka.ends(topic), 60)
+    assert {n for (n,) in SEEN} == set(range(1600))
+
+
 class FromMemory(Topology):
     records = RangeSpout.spec()
     use = CollectBolt.spec(inputs=[records])
