@@ -79,6 +79,29 @@ def test_without_ackers_tuples_are_acked_at_once() -> None:
     assert sorted(result.acked["sentences"]) == [0, 1, 2]
 
 
+class Repeats(Bolt):
+    outputs = ["word"]
+
+    def initialize(self, conf, context) -> None:
+        self.times = conf.get("repeats.times", 2)
+
+    def process(self, tup: Tuple) -> None:
+        self.emit([tup.values[0] * self.times])
+
+
+class Repeated(Topology):
+    config = {"repeats.times": 3}
+    sentences = Sentences.spec()
+    repeats = Repeats.spec(inputs=[sentences])
+
+
+def test_a_key_that_a_submission_drops_has_the_code_s_default() -> None:
+    given = {"sentences": [["a"]]}
+    assert run_topology(Repeated, given).values("repeats") == [["aaa"]]
+    dropped = run_topology(Repeated, given, conf={"repeats.times": None})
+    assert dropped.values("repeats") == [["aa"]]
+
+
 class WithFailure(Topology):
     sentences = Sentences.spec()
     fragile = RejectBolt.spec(
