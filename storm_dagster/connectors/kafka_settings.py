@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from storm_dagster.model.errors import InvalidRequest
+
 FIXED_SETTINGS = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -35,3 +37,16 @@ def default_settings(context: Any, label: str, settings: Mapping[str, Any]) -> d
         # Librdkafka refuses a limit of fetches below the message.max.bytes of a sink.
         defaults["fetch.max.bytes"] = 1_000_000
     return defaults
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise :class:`InvalidRequest` for settings without brokers, or with one of the source."""
+    if "bootstrap.servers" not in settings:
+        raise InvalidRequest(
+            "no Kafka broker is known: set kafka.bootstrap.servers in the conf of the topology"
+        )
+    fixed = sorted(FIXED_SETTINGS.keys() & settings.keys())
+    if fixed:
+        raise InvalidRequest(
+            f"kafka.{fixed[0]} is set by the source itself: remove it from the conf"
+        )

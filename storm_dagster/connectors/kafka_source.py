@@ -36,7 +36,7 @@ from storm_dagster.connectors.kafka_reads import (
     topic_partition,
 )
 from storm_dagster.connectors.kafka_requests import BrokerRequests
-from storm_dagster.connectors.kafka_settings import FIXED_SETTINGS, default_settings
+from storm_dagster.connectors.kafka_settings import FIXED_SETTINGS, check_settings, default_settings
 from storm_dagster.connectors.kafka_topic_ids import TopicIds
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
@@ -95,7 +95,7 @@ class KafkaSource(Source):
             import confluent_kafka
         self._kafka = confluent_kafka
         settings = client_settings(conf, "kafka.")
-        _check_settings(settings)
+        check_settings(settings)
         self.brokers: str = settings["bootstrap.servers"]
         self.system = f"Kafka at {self.brokers}"
         # In the metadata of committed offsets, and the default id of the client.
@@ -538,16 +538,3 @@ class KafkaSource(Source):
         """Wait for the request that is under way, and process its response."""
         self._requests.wait_for_response()
         self._process_responses()
-
-
-def _check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise :class:`InvalidRequest` for settings without brokers, or with one of the source."""
-    if "bootstrap.servers" not in settings:
-        raise InvalidRequest(
-            "no Kafka broker is known: set kafka.bootstrap.servers in the conf of the topology"
-        )
-    fixed = sorted(FIXED_SETTINGS.keys() & settings.keys())
-    if fixed:
-        raise InvalidRequest(
-            f"kafka.{fixed[0]} is set by the source itself: remove it from the conf"
-        )

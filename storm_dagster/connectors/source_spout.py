@@ -278,7 +278,8 @@ class SourceSpout(Spout):
     def values(self, record: SourceRecord) -> Sequence[Any] | None:
         """Values of the tuple that is emitted for a record; ``None`` skips the record.
 
-        An error makes the record a dead letter, except :class:`SystemUnavailable`. Override it to use key, headers or time.
+        An error makes the record a dead letter, except :class:`SystemUnavailable`. Override it to use
+        key, headers or time.
         """
         return tuple_of(self._decode(record.value), self._fields, self.on_null)
 

@@ -177,8 +177,8 @@ class ShellRunner(Runner):
             return
         self._unknown_commands.add(name)
         _log.warning(
-            "%s-%d sent the unknown command %r, which is ignored: send emit, ack, fail, log, error, "
-            "metrics or sync",
+            "%s-%d sent the unknown command %r, which is ignored: send emit, ack, fail, log, "
+            "error, metrics or sync",
             self.component,
             self.task_id,
             name,
