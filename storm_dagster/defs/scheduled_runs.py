@@ -32,7 +32,7 @@ def earlier_request(
     """
     tags = assignment_tags(topology)
     if run_under_way(instance, now, tags=tags):
-        return "a run for this assignment is under way"
+        return "a run for this assignment is under way already"
     newest = instance.get_run_records(dg.RunsFilter(tags=tags), limit=1)
     if not newest:
         return ""
