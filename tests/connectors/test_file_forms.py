@@ -180,6 +180,8 @@ def test_short_rows_are_filled_by_option_and_long_ones_never() -> None:
         (lzma.compress(b"a,b\n1,2\n"), "xz: give it a name that ends with .xz"),
         (b"x.csv" + bytes(95) + b"0000644" + bytes(400) + b"a,b\n1,2\n", "tar archive"),
     ],
+    # A compressed text has the time of its making, so that it cannot be the name of a test.
+    ids=["delimiter", "name twice", "long", "utf-16", "utf-32", "gzip", "bzip2", "xz", "tar"],
 )
 def test_a_file_of_csv_that_cannot_be_understood_is_refused(text: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -233,7 +235,9 @@ def test_a_cut_character_at_the_end_rejects_the_last_row_alone(encoding: str) ->
     assert rows == [{"a": "1", "b": "2"}] and "byte 0x01 is not" in rejected
 
 
-@pytest.mark.parametrize("raw", [b"\xff\xfex\x00\n\x00", gzip.compress(b"x\n")])
+@pytest.mark.parametrize(
+    "raw", [b"\xff\xfex\x00\n\x00", gzip.compress(b"x\n")], ids=["utf-16", "gzip"]
+)
 def test_lines_of_a_file_of_another_form_are_no_records(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"UTF-16|gzip"):
         list(line_rows(io.BytesIO(raw), TextOptions()))
