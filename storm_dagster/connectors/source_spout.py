@@ -278,8 +278,7 @@ class SourceSpout(Spout):
     def values(self, record: SourceRecord) -> Sequence[Any] | None:
         """Values of the tuple that is emitted for a record; ``None`` skips the record.
 
-        An error makes the record a dead letter, except :class:`SystemUnavailable`. Override it to use
-        key, headers or time.
+        An error but :class:`SystemUnavailable` makes it a dead letter. Override it to use the key.
         """
         return tuple_of(self._decode(record.value), self._fields, self.on_null)
 

@@ -66,7 +66,7 @@ PARAGRAPHS = {
         QUERY + "test_of_two_owners_the_older_one_loses_and_names_the_other",
         QUERY + "test_of_two_runs_spark_stops_the_older_whose_owner_names_the_other",
     ),
-    "**Stop and go on.**": (
+    "**Stop and continue.**": (
         WINDOWS,
         WORKER + "test_a_query_stops_while_inactive_and_goes_on_without_its_worker",
     ),

@@ -243,7 +243,9 @@ class TwoWorkers:
             for engine in self.engines.values():
                 for runner in engine.runners.values():
                     if runner.component == "given":
+                        # No pause after the refusal of the value before.
                         runner.pause_until = 0.0  # type: ignore[attr-defined]
+                        runner.call_errors.on_success()  # type: ignore[attr-defined]
                 engine.run(engine.shared.clock())
                 transport: Any = engine.transport
                 for slot, peer in transport.peers.items():
