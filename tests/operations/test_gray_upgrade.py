@@ -19,6 +19,7 @@ from storm_dagster.model.records import Assignment, GrayWorker
 from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.operations.upgrade import advance_upgrades, check_upgrade
 from storm_dagster.operations.upgrade_waiting import await_upgrade
 from storm_dagster.supervisor.upgrades import Upgrades
@@ -338,6 +339,18 @@ def test_a_broken_archive_touches_nothing(topology: Upgraded) -> None:
         lifecycle.gray_upgrade(ctx, "wc", ONE, handle=handle)
     with pytest.raises(NotAlive, match="upload 'gone' does not exist"):
         lifecycle.gray_upgrade(ctx, "wc", ONE, handle="gone")
+    topology.clean()
+
+
+@pytest.mark.parametrize("part", ["topology", "conf"])
+def test_an_upload_of_which_the_leader_lacks_a_part_upgrades_nothing(
+    topology: Upgraded, part: str
+) -> None:
+    """A nimbus that leads since a moment may have some of the parts only."""
+    handle = topology.world.upload("half", conf={**CONF, "topology.submitter.user": "ann"})
+    topology.world.blobs.delete(upload_key(handle, part))
+    with pytest.raises(NotAlive, match="upload 'half' does not exist"):
+        lifecycle.gray_upgrade(topology.world.context(), "wc", ONE, handle=handle)
     topology.clean()
 
 

@@ -42,10 +42,11 @@ def read_source(ctx: OperationsContext, handle: str, former: TopologyView | None
     administrator changes the owner's lists, or sets a key that it must not set.
     """
     uploaded = ctx.find_blob(upload_key(handle, "topology"))
-    if uploaded is None:
+    raw_conf = ctx.find_blob(upload_key(handle, "conf"))
+    # A finished upload has both. A nimbus that leads since a moment may have one of them.
+    if uploaded is None or raw_conf is None:
         raise no_upload(handle)
     is_thrift = ctx.find_blob(upload_key(handle, "source")) == b"thrift"
-    raw_conf = ctx.find_blob(upload_key(handle, "conf")) or b"{}"
     source = "the uploaded conf"
     spec = decode_topology(uploaded)
     try:
