@@ -28,7 +28,7 @@ def earlier_request(
 ) -> str:
     """Reason why no run must be requested for the assignment now; empty if one may.
 
-    ``now`` is epoch seconds. A run that changes the assignment is not counted any more.
+    ``now`` is epoch seconds. A run that changes the assignment is no longer counted.
     """
     tags = assignment_tags(topology)
     if run_under_way(instance, now, tags=tags):

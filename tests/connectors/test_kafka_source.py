@@ -701,18 +701,24 @@ def test_a_topic_with_another_id_is_read_anew_under_that_id(kafka: KafkaRig) -> 
         assert harness.errors == [] and SEEN == []
 
 
+def reading_blocked(topic: str, **options: Any) -> Any:
+    """A topology that reads the topic, and whose bolt rejects the first records of partition 1."""
+    return reading(
+        topic,
+        body={"on_poison": "block", "max_open": 10},
+        bolt=RejectBolt,
+        args={"values": [1, *range(9, 42, 4)]},
+        **options,
+    )
+
+
 def test_a_full_partition_is_not_fetched_and_the_others_are(
     kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_spout, "_BATCH", 100)
     topic = kafka.topic()
     kafka.produce(topic, range(800))
-    topology = reading(
-        topic,
-        body={"on_poison": "block", "max_open": 10},
-        bolt=RejectBolt,
-        args={"values": [1, *range(9, 42, 4)]},
-    )
+    topology = reading_blocked(topic)
     with harness_of(kafka, topology) as harness:
         ends = kafka.ends(topic)
         others = {name: end for name, end in ends.items() if name != f"{topic}[1]"}
@@ -731,13 +737,7 @@ def test_retention_overtakes_a_partition_that_waits(
     monkeypatch.setattr(source_spout, "_BATCH", 100)
     topic = kafka.topic()
     kafka.produce(topic, range(1600))
-    topology = reading(
-        topic,
-        body={"on_poison": "block", "max_open": 10},
-        bolt=RejectBolt,
-        args={"values": [1, *range(9, 42, 4)]},
-        on_lost="earliest",
-    )
+    topology = reading_blocked(topic, on_lost="earliest")
     with harness_of(kafka, topology) as harness:
         source = run_until(harness, lambda: harness.tasks("records")[0])._source
         run_until(harness, lambda: source._paused == {f"{topic}[1]"})
@@ -757,12 +757,7 @@ def test_a_partition_that_is_interrupted_while_it_is_full_is_read_on(
     monkeypatch.setattr(source_spout, "_BATCH", 100)
     topic = kafka.topic()
     kafka.produce(topic, range(1600))
-    topology = reading(
-        topic,
-        body={"on_poison": "block", "max_open": 10},
-        bolt=RejectBolt,
-        args={"values": [1, *range(9, 42, 4)]},
-    )
+    topology = reading_blocked(topic)
     name = f"{topic}[1]"
     with harness_of(kafka, topology) as harness:
         source = run_until(harness, lambda: harness.tasks("records")[0])._source

@@ -105,7 +105,8 @@ def test_as_many_workers_move_as_find_a_slot(world: World) -> None:
     assert nodes(world) == {"s2", "s3"}
 
 
-def test_a_move_that_a_dead_leader_began_continues_at_once(world: World) -> None:
+def begin_move_and_die(world: World) -> None:
+    """A leader begins to move a topology off the host that drains, and is killed."""
     world.submit("wc", conf=THREE_WORKERS)
     drain(world, "s1")
 
@@ -115,6 +116,10 @@ def test_a_move_that_a_dead_leader_began_continues_at_once(world: World) -> None
 
     with pytest.raises(Crash):
         move_off_draining(world.context(checkpoint=die), "wc")
+
+
+def test_a_move_that_a_dead_leader_began_continues_at_once(world: World) -> None:
+    begin_move_and_die(world)
     assert world.named().base.status == "REBALANCING" and "s1" in nodes(world)
     assert move_off_draining(world.context(), "wc").outcome == "assigned"
     assert world.named().base.status == "ACTIVE" and nodes(world) == {"s2"}
@@ -122,15 +127,7 @@ def test_a_move_that_a_dead_leader_began_continues_at_once(world: World) -> None
 
 def test_a_move_off_a_host_that_is_lost_with_the_leader_ends(world: World) -> None:
     """Otherwise the spouts would pause until the delay of the move has passed."""
-    world.submit("wc", conf=THREE_WORKERS)
-    drain(world, "s1")
-
-    def die(point: str) -> None:
-        if point == "after.rebalance":
-            raise Crash
-
-    with pytest.raises(Crash):
-        move_off_draining(world.context(checkpoint=die), "wc")
+    begin_move_and_die(world)
     world.lose_supervisor("s1")
     view = world.cluster.load_view()
     assert topologies_to_move(view) == {}
